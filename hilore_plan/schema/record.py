@@ -1,0 +1,63 @@
+"""What all documents share: the record base class, and the facts about the workload, the model and the machine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Head = Literal["fused", "full"]
+
+
+class Record(BaseModel):
+    """A frozen record that rejects fields it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Environment(Record):
+    """Where and with what a measurement was made."""
+
+    hilore: str
+    python: str
+    torch: str
+    transformers: str | None = None
+    device: str
+    device_name: str
+    threads: int
+    platform: str
+
+
+class Workload(Record):
+    """The actor update that was measured: `micro_batches` of `batch` rows of prompt and response tokens each."""
+
+    source: str
+    dtype: str
+    attention: str
+    lora_rank: int = 0
+    head: Head
+    batch: int = Field(ge=1)
+    prompt_tokens: int = Field(ge=0)
+    response_tokens: int = Field(ge=1)
+    accumulation: bool = True
+    micro_batches: int = Field(default=2, ge=1)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch, padding included."""
+        return self.batch * (self.prompt_tokens + self.response_tokens)
+
+
+class Model(Record):
+    """What the model is: its class, and its sizes in elements."""
+
+    name: str
+    parameters: int
+    trainable: int
+
+
+class Mode(Record):
+    """One complete actor update as measured: seconds of the whole step, bytes of the highest device memory in use."""
+
+    step_seconds: float = Field(ge=0)
+    peak_bytes: int = Field(ge=0)
