@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from hilore_plan.schema.record import Environment, Mode, Record, Workload
 
-SCHEMA = "hilore.bench/1"
+SCHEMA: Final = "hilore.bench/1"
 REVISION = 1
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from hilore_plan.schema.record import Environment, Mode, Model, Record, Workload
 
-SCHEMA = "hilore.plan/1"
+SCHEMA: Final = "hilore.plan/1"
 REVISION = 1
 
 Action = Literal["store", "cast", "recompute"]

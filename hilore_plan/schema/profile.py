@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from hilore_plan.schema.record import Environment, Mode, Model, Record, Workload
 
-SCHEMA = "hilore.profile/1"
+SCHEMA: Final = "hilore.profile/1"
 REVISION = 1
 
 
@@ -16,9 +16,9 @@ class Value(Record):
     """One value of a block graph: what an op makes, an input of the block, or a parameter.
 
     `slot_stages` names, for each slot that is a view of this value, the stage of backward that asks for it; empty if
-    autograd saves no view of it. Stage 0 runs first in backward. A `keepable` value is a recovery unit: the plan decides
-    on it. A `shared` input is alive anyway, whatever the plan does. `narrow` is the dtype to which `cast` narrows the
-    value without loss.
+    autograd saves no view of it. Stage 0 runs first in backward. A `keepable` value is a recovery unit: the plan
+    decides on it. A `shared` input is alive anyway, whatever the plan does. `narrow` is the dtype to which `cast`
+    narrows the value without loss.
     """
 
     name: str

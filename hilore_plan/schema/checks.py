@@ -1,0 +1,121 @@
+"""What types cannot say of a document: that its numbers make sense, and that its parts fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from hilore_plan.errors import FileError
+from hilore_plan.schema.plan import Entry, Plan
+from hilore_plan.schema.profile import BlockClass, ClassMeasure, Point, Profile
+from hilore_plan.schema.record import Record
+
+
+def check_profile(profile: Profile, path: str) -> None:
+    """Refuse a profile that the planner could not work with.
+
+    Raises:
+        FileError: naming the first field that does not fit.
+    """
+    _refuse_first(path, _profile_faults(profile))
+
+
+def check_plan(plan: Plan, path: str) -> None:
+    """Refuse a plan that leaves a block out, treats one twice, or is out of order.
+
+    Raises:
+        FileError: naming the first field that does not fit.
+    """
+    _refuse_first(path, _plan_faults(plan))
+
+
+def _refuse_first(path: str, faults: Iterator[str]) -> None:
+    for fault in faults:
+        raise FileError(f"{path} is not valid: {fault}", hint="it was edited or is corrupt: make it anew")
+
+
+def _profile_faults(profile: Profile) -> Iterator[str]:
+    yield from _negative(profile, "")
+    yield from _cover("classes", (block for c in profile.classes for block in c.blocks), len(profile.block_names))
+    for number, block_class in enumerate(profile.classes):
+        yield from _class_faults(block_class, f"classes[{number}]")
+    yield from _ascending("points", [point.tokens for point in profile.points])
+    for number, point in enumerate(profile.points):
+        yield from _point_faults(profile, point, f"points[{number}]")
+
+
+def _class_faults(block_class: BlockClass, at: str) -> Iterator[str]:
+    count = len(block_class.values)
+    for number, op in enumerate(block_class.ops):
+        if any(not 0 <= index < count for index in (*op.inputs, *op.outputs)):
+            yield f"{at}.ops[{number}] uses a value that is not among the {count} of its class"
+    for number, value in enumerate(block_class.values):
+        if any(not 0 <= stage < block_class.stages for stage in value.slot_stages):
+            yield f"{at}.values[{number}].slot_stages names a stage that is not among the {block_class.stages}"
+
+
+def _point_faults(profile: Profile, point: Point, at: str) -> Iterator[str]:
+    if len(point.classes) != len(profile.classes):
+        yield f"{at}.classes has {len(point.classes)} entries where there are {len(profile.classes)} classes"
+    if len(point.outside.block_gradient_bytes) != len(profile.block_names):
+        yield f"{at}.outside.block_gradient_bytes does not have one entry per block"
+    for number, (measure, block_class) in enumerate(zip(point.classes, profile.classes, strict=False)):
+        yield from _measure_faults(measure, block_class, f"{at}.classes[{number}]")
+
+
+def _measure_faults(measure: ClassMeasure, block_class: BlockClass, at: str) -> Iterator[str]:
+    lengths = {
+        "value_bytes": len(block_class.values),
+        "op_seconds": len(block_class.ops),
+        "narrow_bytes": len(block_class.values),
+        "narrow_seconds": len(block_class.values),
+        "stage_working_bytes": block_class.stages,
+    }
+    for field, expected in lengths.items():
+        found = len(getattr(measure, field))
+        if found != expected:
+            yield f"{at}.{field} has {found} numbers where its class needs {expected}"
+
+
+def _plan_faults(plan: Plan) -> Iterator[str]:
+    yield from _negative(plan, "")
+    blocks = len(plan.block_names)
+    yield from _cover("classes", (block for c in plan.classes for block in c.blocks), blocks)
+    keys = [(e.tokens_up_to, float("inf") if e.exposure_up_to is None else e.exposure_up_to) for e in plan.entries]
+    yield from _ascending("entries", keys)
+    for number, entry in enumerate(plan.entries):
+        yield from _entry_faults(plan, entry, f"entries[{number}]")
+
+
+def _entry_faults(plan: Plan, entry: Entry, at: str) -> Iterator[str]:
+    yield from _cover(f"{at}.groups", (b for group in entry.groups for b in group.blocks), len(plan.block_names))
+    members = {c.name: set(c.blocks) for c in plan.classes}
+    for number, group in enumerate(entry.groups):
+        if not set(group.blocks) <= members.get(group.class_name, set()):
+            yield f"{at}.groups[{number}] has blocks that are not of the class {group.class_name!r}"
+
+
+def _cover(at: str, blocks: Iterable[int], count: int) -> Iterator[str]:
+    found = sorted(blocks)
+    if found != list(range(count)):
+        yield f"{at} does not have each of the {count} blocks exactly once"
+
+
+def _ascending(at: str, keys: Sequence[int] | Sequence[tuple[int, float]]) -> Iterator[str]:
+    if any(not left < right for left, right in pairwise(keys)):  # type: ignore[operator]
+        yield f"{at} are not in ascending order"
+
+
+def _negative(record: Record, at: str) -> Iterator[str]:
+    for name, value in record:
+        yield from _negative_in(value, f"{at}.{name}".lstrip("."))
+
+
+def _negative_in(value: object, at: str) -> Iterator[str]:
+    if isinstance(value, Record):
+        yield from _negative(value, at)
+    elif isinstance(value, tuple):
+        for number, item in enumerate(value):
+            yield from _negative_in(item, f"{at}[{number}]")
+    elif isinstance(value, (int, float)) and value < 0:
+        yield f"{at} is negative"
