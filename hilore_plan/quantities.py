@@ -28,7 +28,7 @@ _BYTE_UNITS = {
     "TIB": 2**40,
 }
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
-_RATIO = re.compile(rf"{_NUMBER}\s*[x×]-(gc|store)", re.IGNORECASE)
+_RATIO = re.compile(rf"{_NUMBER}\s*x-(gc|store)", re.IGNORECASE)
 _BYTES = re.compile(rf"{_NUMBER}\s*([KMGT]?i?B)", re.IGNORECASE)
 _PERCENT = re.compile(rf"{_NUMBER}\s*%")
 

@@ -1,0 +1,225 @@
+"""The independent simulator: what a set of actions costs, in integer bytes at every point of the timeline.
+
+It plays a step as the runtime does, stage by stage, and knows nothing of the integer program's constraints. Every
+solution passes through it before it becomes a plan, because solvers work in floats and can be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hilore_plan.errors import HiloreError
+from hilore_plan.planner.timeline import ClassView, View, backward_point, forward_point
+from hilore_plan.schema.plan import Action
+
+
+class UnrecoverableError(HiloreError):
+    """Actions under which a saved tensor can neither be found nor be rebuilt."""
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """What a block holds in one stage of its backward: kept values, rebuilt ones, and the stage's working memory."""
+
+    kept: int
+    rebuilt: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.kept + self.rebuilt + self.working
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """What one block costs: bytes kept from forward on, bytes per stage of backward, seconds beyond store-everything.
+
+    `seconds` are for a whole step with all its micro-batches.
+    """
+
+    kept_bytes: int
+    stages: tuple[StageBytes, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PointBytes:
+    """The memory at one point of the timeline, by what holds it."""
+
+    name: str
+    fixed: int
+    gradients: int
+    kept: int
+    rebuilt: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        """All of it: what `max_memory_allocated` would see."""
+        return self.fixed + self.gradients + self.kept + self.rebuilt + self.working
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a plan costs at one token count. `binding` is the first point that reaches the peak."""
+
+    points: tuple[PointBytes, ...]
+    peak_bytes: int
+    binding: str
+    step_seconds: float
+    recompute_seconds: float
+
+
+def simulate(view: View, actions: Sequence[Mapping[str, Action]]) -> Simulation:
+    """Play one step under `actions`, one mapping from unit name to action per block of `view.blocks`.
+
+    Raises:
+        UnrecoverableError: if a saved tensor can neither be found nor be rebuilt.
+    """
+    return assemble(view, block_costs(view, actions))
+
+
+def timeline(view: View, actions: Sequence[Mapping[str, Action]]) -> tuple[PointBytes, ...]:
+    """The bytes at every point, in the order of time and split by what holds them: made for looking at."""
+    return simulate(view, actions).points
+
+
+def block_costs(view: View, actions: Sequence[Mapping[str, Action]]) -> list[BlockCost]:
+    """The cost of each block; blocks of one class that are treated alike are computed once."""
+    known: dict[tuple[int, tuple[Action, ...]], BlockCost] = {}
+    costs = []
+    for index, chosen in zip(view.class_of, actions, strict=True):
+        cls = view.classes[index]
+        key = index, tuple(chosen[cls.names[unit]] for unit in cls.units)
+        if key not in known:
+            known[key] = block_cost(view, index, key[1])
+        costs.append(known[key])
+    return costs
+
+
+def block_cost(view: View, index: int, pattern: Sequence[Action]) -> BlockCost:
+    """The cost of a block of class number `index` under one action per unit, in the order of `units`."""
+    cls = view.classes[index]
+    kept = _kept(cls, pattern)
+    ran = _program(cls, kept)
+    needs = [_needs(cls, ran, value) for value in range(len(cls.names))]
+    stages = tuple(_stage(cls, kept, ran, needs, stage) for stage in range(cls.stages))
+    scale = view.micro_batches * view.recompute_scale
+    seconds = scale * sum(cls.ops[op].seconds for op in sorted(ran))
+    casts = sum(cls.narrow_seconds[value] for value, action in kept.items() if action == "cast")
+    return BlockCost(sum(_kept_bytes(cls, kept).values()), stages, seconds + view.micro_batches * casts)
+
+
+def assemble(view: View, costs: Sequence[BlockCost]) -> Simulation:
+    """Put the costs of the blocks, in the order of `view.blocks`, on the timeline."""
+    points = (*_forward(view, costs), *_backward(view, costs), *_after(view))
+    peak = max(points, key=lambda point: point.total)
+    recompute = sum(cost.seconds for cost in costs)
+    return Simulation(points, peak.total, peak.name, view.store.step_seconds + recompute, recompute)
+
+
+def _kept(cls: ClassView, pattern: Sequence[Action]) -> dict[int, Action]:
+    kept: dict[int, Action] = dict.fromkeys(sorted(cls.forced), "store")
+    for unit, action in zip(cls.units, pattern, strict=True):
+        if action != "recompute":
+            kept[unit] = action
+        elif unit in cls.forced:
+            raise UnrecoverableError(f"{cls.name}: {cls.names[unit]} cannot be recomputed")
+        if action == "cast" and unit not in cls.castable:
+            raise UnrecoverableError(f"{cls.name}: {cls.names[unit]} has no narrower form to be cast to")
+    return kept
+
+
+def _kept_bytes(cls: ClassView, kept: Mapping[int, Action]) -> dict[int, int]:
+    return {
+        value: cls.narrow_bytes[value] if action == "cast" else cls.value_bytes[value]
+        for value, action in kept.items()
+        if value not in cls.free
+    }
+
+
+def _program(cls: ClassView, kept: Mapping[int, Action]) -> dict[int, int]:
+    """The stage in which each op runs again: the first that needs something of it, for an op runs at most once."""
+    ran: dict[int, int] = {}
+    for stage in range(cls.stages):
+        missing = [value for value, slots in enumerate(cls.slots) if stage in slots]
+        while missing:
+            value = missing.pop()
+            if value in kept or value in cls.free:
+                continue
+            maker = cls.makers[value]
+            if maker is None or not cls.ops[maker].recomputable:
+                raise UnrecoverableError(f"{cls.name}: nothing can rebuild {cls.names[value]}, which is not kept")
+            if maker not in ran:
+                ran[maker] = stage
+                missing.extend(cls.ops[maker].inputs)
+    return ran
+
+
+def _needs(cls: ClassView, ran: Mapping[int, int], value: int) -> list[int]:
+    """The stages that need a value, as a slot or as an input of an op that runs then."""
+    return [*cls.slots[value], *(ran[op] for op in cls.readers[value] if op in ran)]
+
+
+def _stage(
+    cls: ClassView, kept: Mapping[int, Action], ran: Mapping[int, int], needs: Sequence[Sequence[int]], stage: int
+) -> StageBytes:
+    held = sum(count for value, count in _kept_bytes(cls, kept).items() if stage <= max(needs[value], default=0))
+    rebuilt = sum(cls.value_bytes[value] for value in _rebuilt(cls, kept, ran, needs, stage))
+    widened = sum(
+        cls.value_bytes[value]
+        for value, action in kept.items()
+        if action == "cast" and needs[value] and min(needs[value]) <= stage <= max(needs[value])
+    )
+    return StageBytes(held, rebuilt + widened, cls.stage_working_bytes[stage])
+
+
+def _rebuilt(
+    cls: ClassView, kept: Mapping[int, Action], ran: Mapping[int, int], needs: Sequence[Sequence[int]], stage: int
+) -> list[int]:
+    """The rebuilt values alive in a stage: all that an op makes in its own stage, afterwards what is still needed."""
+    alive = []
+    for op, started in ran.items():
+        for value in cls.ops[op].outputs:
+            last = started if value in kept else max(needs[value], default=started)
+            if started <= stage <= last:
+                alive.append(value)
+    return alive
+
+
+def _forward(view: View, costs: Sequence[BlockCost]) -> list[PointBytes]:
+    outside = view.outside
+    early = outside.gradient_bytes if view.accumulation else 0
+    points, kept = [], 0
+    for position, block in enumerate(view.blocks):
+        kept += costs[position].kept_bytes
+        working = view.class_at(position).forward_working_bytes
+        points.append(PointBytes(forward_point(block), view.fixed_bytes, early, kept, 0, working))
+    head = PointBytes("head", view.fixed_bytes, view.gradient_bytes(None), kept, 0, outside.head_working_bytes)
+    return [*points, head]
+
+
+def _backward(view: View, costs: Sequence[BlockCost]) -> list[PointBytes]:
+    points = []
+    earlier = sum(cost.kept_bytes for cost in costs)
+    for position in reversed(range(len(view.blocks))):
+        block, cost = view.blocks[position], costs[position]
+        earlier -= cost.kept_bytes
+        gradients = view.gradient_bytes(block)
+        for number, stage in enumerate(cost.stages):
+            name = backward_point(block, number)
+            held = earlier + stage.kept
+            points.append(PointBytes(name, view.fixed_bytes, gradients, held, stage.rebuilt, stage.working))
+    return points
+
+
+def _after(view: View) -> list[PointBytes]:
+    outside = view.outside
+    gradients = outside.gradient_bytes
+    without_embedding = view.fixed_bytes - outside.embedding_bytes
+    return [
+        PointBytes("embedding", view.fixed_bytes, gradients, 0, 0, outside.embedding_working_bytes),
+        PointBytes("optimizer", without_embedding, gradients, 0, 0, outside.optimizer_working_bytes),
+    ]
