@@ -1,0 +1,82 @@
+"""The simple way: from "all recompute" on, always keep the unit that saves the most seconds per byte.
+
+The integer program starts from its patterns and is never allowed to do worse.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from hilore_plan.planner.patterns import Column, Pattern, column, recompute_all
+from hilore_plan.planner.rooms import Rooms, fits
+from hilore_plan.planner.simulate import UnrecoverableError
+from hilore_plan.planner.timeline import ClassView, View
+from hilore_plan.schema.plan import Action
+
+
+def chain(view: View, index: int) -> list[Column]:
+    """Patterns of one class from "all recompute" on, each keeping one unit more, the best saver first."""
+    columns = [column(view, index, recompute_all(view.classes[index]))]
+    while (better := _best_step(view, index, columns[-1])) is not None:
+        columns.append(better)
+    return columns
+
+
+def solve_greedy(view: View, rooms: Rooms) -> list[Column] | None:
+    """The greedy plan, one column per block; None if not even "all recompute" finds room."""
+    chains = [chain(view, index) for index in range(len(view.classes))]
+    steps = [0] * len(view.blocks)
+    chosen = [chains[index][0] for index in view.class_of]
+    if not fits(rooms, [block.cost for block in chosen]):
+        return None
+    queue = [_step(chains[index], 0, position) for position, index in enumerate(view.class_of)]
+    heapq.heapify(queue)
+    while queue:
+        worth, position = heapq.heappop(queue)
+        columns = chains[view.class_of[position]]
+        if worth == 0 or steps[position] + 1 == len(columns):
+            continue
+        before = chosen[position]
+        chosen[position] = columns[steps[position] + 1]
+        if not fits(rooms, [block.cost for block in chosen]):
+            chosen[position] = before
+            continue
+        steps[position] += 1
+        heapq.heappush(queue, _step(columns, steps[position], position))
+    return chosen
+
+
+def _step(columns: list[Column], step: int, position: int) -> tuple[float, int]:
+    """The (negative, for a heap) worth of the next step of a block."""
+    if step + 1 == len(columns):
+        return 0.0, position
+    return -_worth(columns[step], columns[step + 1]), position
+
+
+def _worth(before: Column, after: Column) -> float:
+    """Seconds saved per byte more that is kept."""
+    saved = before.cost.seconds - after.cost.seconds
+    return saved / max(after.cost.kept_bytes - before.cost.kept_bytes, 1)
+
+
+def _best_step(view: View, index: int, now: Column) -> Column | None:
+    """The best single unit to keep, or to keep narrower; where none saves time, the best that a later one may need."""
+    candidates = []
+    for pattern in _neighbours(view.classes[index], now.pattern):
+        try:
+            candidate = column(view, index, pattern)
+        except UnrecoverableError:
+            continue
+        if candidate.cost.seconds < now.cost.seconds:
+            candidates.append(candidate)
+    return max(candidates, key=lambda candidate: _worth(now, candidate), default=None)
+
+
+def _neighbours(cls: ClassView, pattern: Pattern) -> list[Pattern]:
+    actions: tuple[Action, ...] = ("store", "cast")
+    return [
+        (*pattern[:place], action, *pattern[place + 1 :])
+        for place, unit in enumerate(cls.units)
+        for action in actions
+        if pattern[place] == "recompute" and (action == "store" or unit in cls.castable)
+    ]
