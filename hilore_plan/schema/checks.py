@@ -36,7 +36,7 @@ def _refuse_first(path: str, faults: Iterator[str]) -> None:
 
 def _profile_faults(profile: Profile) -> Iterator[str]:
     yield from _negative(profile, "")
-    yield from _cover("classes", (block for c in profile.classes for block in c.blocks), len(profile.block_names))
+    yield from _planned("classes", (block for c in profile.classes for block in c.blocks), len(profile.block_names))
     for number, block_class in enumerate(profile.classes):
         yield from _class_faults(block_class, f"classes[{number}]")
     yield from _ascending("points", [point.tokens for point in profile.points])
@@ -79,8 +79,7 @@ def _measure_faults(measure: ClassMeasure, block_class: BlockClass, at: str) -> 
 
 def _plan_faults(plan: Plan) -> Iterator[str]:
     yield from _negative(plan, "")
-    blocks = len(plan.block_names)
-    yield from _cover("classes", (block for c in plan.classes for block in c.blocks), blocks)
+    yield from _planned("classes", (block for c in plan.classes for block in c.blocks), len(plan.block_names))
     keys = [(e.tokens_up_to, float("inf") if e.exposure_up_to is None else e.exposure_up_to) for e in plan.entries]
     yield from _ascending("entries", keys)
     for number, entry in enumerate(plan.entries):
@@ -88,17 +87,21 @@ def _plan_faults(plan: Plan) -> Iterator[str]:
 
 
 def _entry_faults(plan: Plan, entry: Entry, at: str) -> Iterator[str]:
-    yield from _cover(f"{at}.groups", (b for group in entry.groups for b in group.blocks), len(plan.block_names))
     members = {c.name: set(c.blocks) for c in plan.classes}
+    planned = sorted(block for blocks in members.values() for block in blocks)
+    if sorted(block for group in entry.groups for block in group.blocks) != planned:
+        yield f"{at}.groups does not have each of the {len(planned)} planned blocks exactly once"
     for number, group in enumerate(entry.groups):
         if not set(group.blocks) <= members.get(group.class_name, set()):
             yield f"{at}.groups[{number}] has blocks that are not of the class {group.class_name!r}"
 
 
-def _cover(at: str, blocks: Iterable[int], count: int) -> Iterator[str]:
-    found = sorted(blocks)
-    if found != list(range(count)):
-        yield f"{at} does not have each of the {count} blocks exactly once"
+def _planned(at: str, blocks: Iterable[int], count: int) -> Iterator[str]:
+    found = list(blocks)
+    if len(set(found)) != len(found):
+        yield f"{at} has a block twice"
+    if not set(found) <= set(range(count)):
+        yield f"{at} has a block that is not among the {count} of the model"
 
 
 def _ascending(at: str, keys: Sequence[int] | Sequence[tuple[int, float]]) -> Iterator[str]:

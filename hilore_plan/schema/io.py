@@ -21,7 +21,7 @@ from hilore_plan.errors import FileError
 from hilore_plan.schema import bench, checks, plan, profile
 from hilore_plan.schema.record import Record
 from hilore_plan.schema.strict_json import JsonError, parse
-from hilore_plan.schema.text import dumps
+from hilore_plan.schema.text import document_text
 from hilore_plan.schema.upgrade import upgraded
 
 Document = profile.Profile | plan.Plan | bench.Bench
@@ -104,7 +104,7 @@ def save(document: Record, path: str | os.PathLike[str]) -> None:
         FileError: if the file cannot be written there.
     """
     target = Path(path)
-    text = dumps(document.model_dump(mode="json", by_alias=True))
+    text = document_text(document)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _replace(target, text)

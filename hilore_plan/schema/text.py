@@ -6,6 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from hilore_plan.schema.record import Record
+
+
+def document_text(document: Record) -> str:
+    """A document as it is written to a file."""
+    return dumps(document.model_dump(mode="json", by_alias=True))
+
 
 def dumps(data: dict[str, Any]) -> str:
     """The data as JSON text, always the same for the same data."""

@@ -1,0 +1,38 @@
+"""`hilore apply`: run an unchanged training command under a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def apply(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A file written by `hilore plan`.", show_default=False)],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND...", help="The training command, after two dashes.", show_default=False),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Also write the report of the run to this file, as JSON.", show_default=False)
+    ] = None,
+) -> None:
+    """Run any training command with the plan attached to its TRL GRPOTrainer.
+
+    The command needs no change. Its exit code and signals pass through, and a report follows its output.
+
+    Example: hilore apply plans/x.json -- python train.py --steps 100
+    """
+    from hilore_plan.errors import UsageError
+    from hilore_plan.schema.io import check_writable, load_plan
+
+    load_plan(plan)
+    if not command:
+        raise UsageError("no command was given", hint=f"hilore apply {plan} -- python train.py")
+    if report is not None:
+        check_writable(report, force=True)
+
+    from hilore_plan.integrations.launcher import launch
+
+    raise typer.Exit(launch(plan, command, report_path=report))
