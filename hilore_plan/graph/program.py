@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -141,22 +140,3 @@ def _place(graph: BlockGraph, value: int) -> int:
     assert place is not None
     return place
 
-
-Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
-
-
-def geometry_function(graph: BlockGraph, tensors: Sequence[torch.Tensor]) -> Callable[[Shapes], tuple[Geometry, ...]]:
-    """A function from shapes to the concrete (size, stride, storage offset) of symbolic tensors."""
-    flat: list[Any] = [n for tensor in tensors for n in (*tensor.shape, *tensor.stride(), tensor.storage_offset())]
-    ranks = [tensor.dim() for tensor in tensors]
-    evaluate = graph.sizes.function(flat)
-
-    def geometry(shapes: Shapes) -> tuple[Geometry, ...]:
-        numbers, result, start = evaluate(shapes), [], 0
-        for rank in ranks:
-            middle, end = start + rank, start + 2 * rank
-            result.append((numbers[start:middle], numbers[middle:end], numbers[end]))
-            start = end + 1
-        return tuple(result)  # type: ignore[arg-type]
-
-    return geometry

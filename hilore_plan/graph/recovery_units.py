@@ -74,7 +74,7 @@ class GraphSlot:
     stage: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockGraph:
     """A captured block: values in the order of their making, ops in the order of execution, slots in that of saving."""
 

@@ -14,6 +14,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 Shapes = Sequence[torch.Size]
 Number = int | float | bool
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 class Sizes:
@@ -43,6 +44,23 @@ class Sizes:
             return result
 
         return evaluate
+
+    def geometry(self, tensors: Sequence[torch.Tensor]) -> Callable[[Shapes], tuple[Geometry, ...]]:
+        """A function from shapes to the concrete (size, stride, storage offset) of symbolic tensors."""
+        flat: list[Any] = [n for tensor in tensors for n in (*tensor.shape, *tensor.stride(), tensor.storage_offset())]
+        ranks = [tensor.dim() for tensor in tensors]
+        evaluate = self.function(flat)
+
+        def compute(shapes: Shapes) -> tuple[Geometry, ...]:
+            numbers: Any = evaluate(shapes)
+            result, start = [], 0
+            for rank in ranks:
+                middle, end = start + rank, start + 2 * rank
+                result.append((numbers[start:middle], numbers[middle:end], numbers[end]))
+                start = end + 1
+            return tuple(result)
+
+        return compute
 
 
 def expression_of(value: Any) -> Any:

@@ -1,0 +1,229 @@
+"""`apply` a plan to a model: the runtime that holds the planned blocks together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from hilore_plan.errors import PlanMismatchError, RefusedError, UsageError
+from hilore_plan.graph.blocks import NamedBlocks, find_blocks
+from hilore_plan.graph.recovery_units import BlockGraph, parameter_descriptions
+from hilore_plan.runtime.actions import NOTHING, PlanActions, check_units
+from hilore_plan.runtime.block import PlannedForward
+from hilore_plan.runtime.frame import Clock
+from hilore_plan.runtime.lookup import Lookup
+from hilore_plan.runtime.recipe import Recipe
+from hilore_plan.runtime.report import EntryUse, Report
+from hilore_plan.runtime.variants import Variants
+from hilore_plan.schema.io import load_plan
+from hilore_plan.schema.plan import Plan
+
+_MISSING = object()
+_COUNTED = -1
+
+
+def apply(
+    model: nn.Module, plan: Plan | str | Path, *, blocks: Sequence[str | nn.Module] | None = None
+) -> Runtime:
+    """Attach a plan to a model: from now on its blocks keep and rebuild what the plan says.
+
+    Args:
+        model: the model that trains, wrapped (PEFT, DDP, FSDP2) or not.
+        plan: a plan, or the path of a plan file.
+        blocks: the planned blocks, as modules or names, where they are not the model's one list of equal blocks.
+
+    Returns:
+        The runtime; `runtime.detach()` restores the model. It is also a context manager that detaches at its end.
+
+    Raises:
+        PlanMismatchError: the plan was made for another model.
+        RefusedError: a block is compiled, checkpointed with `use_reentrant=True`, or has a plan already.
+        FileError: the plan file is missing or not a plan.
+    """
+    loaded = plan if isinstance(plan, Plan) else load_plan(plan)
+    found = find_blocks(model, blocks)
+    check_model(found, loaded)
+    for name, block in found:
+        _refuse_unsafe(name, block)
+    return Runtime(loaded, found)
+
+
+class Runtime:
+    """A plan at work in a model."""
+
+    def __init__(self, plan: Plan, blocks: NamedBlocks) -> None:
+        self.plan = plan
+        self.clock = Clock()
+        self.variants = Variants()
+        self._lookup = Lookup(plan)
+        self._actions = PlanActions(plan)
+        self._recipes: dict[tuple[BlockGraph, int, frozenset[int]], Recipe] = {}
+        self._checked: set[int] = set()
+        self._uses: Counter[int | None] = Counter()
+        self._selected: int | None = _COUNTED
+        self._exposure: float | None = None
+        self._blocks = [PlannedForward(i, name, block, self) for i, (name, block) in enumerate(blocks)]
+        self._before = [_attach(planned) for planned in self._blocks]
+
+    def microbatch(self, tokens: int | None = None, exposure: float | None = None) -> Microbatch:
+        """Select the plan entry for the forwards inside this context.
+
+        Args:
+            tokens: tokens of the micro-batch, padding included; None: counted in each block's input.
+            exposure: how much the micro-batch can move the policy; None: as much as any.
+        """
+        selected = _COUNTED if tokens is None else self._lookup.find(tokens, exposure)
+        return Microbatch(self, selected, exposure)
+
+    def detach(self) -> None:
+        """Restore the model exactly as it was; a second call does nothing. Frames in flight can still run backward."""
+        for planned, before in zip(self._blocks, self._before, strict=False):
+            _restore(planned, before)
+        self._before = []
+
+    def report(self) -> Report:
+        """What happened so far."""
+        entries = [EntryUse.of(entry, self._uses[i]) for i, entry in enumerate(self.plan.entries)]
+        return Report(
+            entries=entries,
+            frames=sum(block.frames for block in self._blocks),
+            beyond_the_plan=self._uses[None],
+            passed_through=sum(block.passed_through for block in self._blocks),
+            recompute_seconds=self.clock.seconds,
+            programs_run=self.clock.runs,
+            peak_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+            captures=self.variants.captures,
+            fallbacks={
+                block.name: f"{fallback.description} ({reason})"
+                for block in self._blocks
+                for reason, fallback in block.fallbacks.items()
+            },
+            stored_instead={block.name: units for block in self._blocks if (units := _stored_units(block))},
+        )
+
+    def recipe(self, block: int, graph: BlockGraph, tokens: int, forced: frozenset[int]) -> Recipe:
+        """See `block.Context.recipe`."""
+        entry = self._selected
+        if entry == _COUNTED:
+            entry = self._lookup.find(tokens, self._exposure)  # R8
+        self._uses[entry] += 1
+        actions = self._actions.of(entry, block)
+        key = (graph, id(actions), forced)
+        recipe = self._recipes.get(key)
+        if recipe is None:
+            self._check(block, graph, entry)
+            recipe = self._recipes[key] = Recipe(graph, actions, forced)
+        return recipe
+
+    def everything(self, graph: BlockGraph) -> Recipe:
+        """See `block.Context.everything`."""
+        key = (graph, id(NOTHING), frozenset[int]())
+        if key not in self._recipes:
+            self._recipes[key] = Recipe(graph, NOTHING)
+        return self._recipes[key]
+
+    def _check(self, block: int, graph: BlockGraph, entry: int | None) -> None:
+        """A block's first graph must have the plan's units; a later variant may lack some (a mask, frozen inputs)."""
+        if block not in self._checked:
+            check_units(self._blocks[block].name, graph, self._actions.of(entry, block))
+            self._checked.add(block)
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.detach()
+
+
+class Microbatch:
+    """The context in which a plan entry is selected."""
+
+    __slots__ = ("_before", "_exposure", "_runtime", "_selected")
+
+    def __init__(self, runtime: Runtime, selected: int | None, exposure: float | None) -> None:
+        self._runtime = runtime
+        self._selected = selected
+        self._exposure = exposure
+
+    def __enter__(self) -> None:
+        runtime = self._runtime
+        self._before = (runtime._selected, runtime._exposure)
+        runtime._selected, runtime._exposure = self._selected, self._exposure
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._runtime._selected, self._runtime._exposure = self._before
+
+
+def check_model(blocks: NamedBlocks, plan: Plan) -> None:
+    """Compare a model's blocks with those of a plan.
+
+    Raises:
+        PlanMismatchError: they differ in number or in their parameters; the message says how.
+    """
+    if len(blocks) != len(plan.block_names):
+        raise PlanMismatchError(
+            f"the plan is for {plan.model.name} with {len(plan.block_names)} blocks; this model has {len(blocks)}",
+            "make a plan for this model: hilore profile, then hilore plan",
+        )
+    for kind in plan.classes:
+        for index in kind.blocks:
+            name, block = blocks[index]
+            _compare(name, parameter_descriptions(block), kind.parameters, plan.model.name)
+
+
+def _compare(name: str, found: dict[str, str], expected: dict[str, str], model: str) -> None:
+    differing = [key for key in sorted({*found, *expected}) if found.get(key) != expected.get(key)]
+    if differing:
+        key = differing[0]
+        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        raise PlanMismatchError(
+            f"the plan is for {model}: there {key} of {name} is {expected.get(key, 'absent')}, "
+            f"here it is {found.get(key, 'absent')}{more}",
+            "profile the model as it trains (dtype, LoRA, frozen layers), then plan again",
+        )
+
+
+def _refuse_unsafe(name: str, block: nn.Module) -> None:
+    if isinstance(vars(block).get("forward"), PlannedForward):
+        raise RefusedError(f"block {name} has a plan already", "call runtime.detach() first")
+    if getattr(block, "_compiled_call_impl", None) is not None or hasattr(block, "_orig_mod"):
+        raise RefusedError(
+            f"block {name} is compiled: torch.compile does not run saved-tensor hooks",
+            "train without torch.compile on the blocks, or without a plan",
+        )
+    keywords: dict[str, Any] = getattr(getattr(block, "_gradient_checkpointing_func", None), "keywords", {})
+    if getattr(block, "gradient_checkpointing", False) and keywords.get("use_reentrant"):
+        raise RefusedError(
+            f"block {name} is checkpointed with use_reentrant=True, which loses gradients in a mix with planned blocks",
+            'pass gradient_checkpointing_kwargs={"use_reentrant": False}, or switch gradient checkpointing off',
+        )
+
+
+def _attach(planned: PlannedForward) -> dict[str, Any]:
+    """Put the planned forward in place; returns what stood there before."""
+    attributes = vars(planned.block)
+    before = {name: attributes.get(name, _MISSING) for name in ("forward", "gradient_checkpointing")}
+    planned.block.forward = planned  # type: ignore[method-assign]
+    return before
+
+
+def _restore(planned: PlannedForward, before: dict[str, Any]) -> None:
+    planned.retire()
+    attributes = vars(planned.block)
+    if attributes.get("forward") is not planned:
+        before = {name: value for name, value in before.items() if name != "forward"}  # wrapped again since: stay inside
+    for name, value in before.items():
+        if value is _MISSING:
+            attributes.pop(name, None)
+        else:
+            attributes[name] = value
+
+
+def _stored_units(block: PlannedForward) -> list[str]:
+    return [graph.values[value].name for graph, wrong in block.stored.items() for value in sorted(wrong)]

@@ -1,0 +1,218 @@
+"""A frame: one block's forward in flight, as what its saved tensors have become.
+
+Autograd holds `Handle`s. A handle has the tensor itself, or its owner: a `Stage` that rebuilds it, or a `Narrowed` value
+that is widened. Owners die with their last handle (R5).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+import torch
+
+from hilore_plan.errors import RecoveryError
+from hilore_plan.graph.program import Program
+from hilore_plan.graph.sizes import Geometry, Number
+from hilore_plan.runtime.changed import changed_in_place
+from hilore_plan.runtime.state import BlockState
+
+_live: weakref.WeakSet[Stage] = weakref.WeakSet()
+
+
+def live_frames() -> int:
+    """How many stages of frames wait for their backward, in all runtimes: 0 between steps."""
+    return len(_live)
+
+
+class Owner(Protocol):
+    """Who gives a handle its tensor when backward asks."""
+
+    def take(self, slot: int) -> torch.Tensor:
+        """The saved tensor of a slot."""
+
+
+class Handle:
+    """What autograd holds in place of a saved tensor."""
+
+    __slots__ = ("owner", "slot", "tensor", "version")
+
+    def __init__(self, slot: int, tensor: torch.Tensor | None, owner: Owner | None) -> None:
+        self.slot = slot
+        self.tensor = tensor
+        self.owner = owner
+        self.version = 0 if tensor is None else tensor._version
+
+    def give_up(self, owner: Owner) -> None:
+        """Let go of the tensor: `owner` answers for it from now on."""
+        self.tensor = None
+        self.owner = owner
+
+
+def unpack(handle: Handle) -> torch.Tensor:
+    """The unpack hook: the saved tensor, bit for bit.
+
+    Raises:
+        RecoveryError: what was kept has been changed in place.
+    """
+    tensor = handle.tensor
+    if tensor is None:
+        assert handle.owner is not None
+        return handle.owner.take(handle.slot)
+    if tensor._version != handle.version:  # R2
+        raise changed_in_place(f"saved tensor {handle.slot} of shape {list(tensor.shape)}")
+    return tensor
+
+
+class Narrowed:
+    """A value kept in the narrow dtype of which it is a plain upcast; widened once (R3)."""
+
+    __slots__ = ("dtype", "geometries", "narrow", "wide")
+
+    def __init__(self, value: torch.Tensor, narrow: torch.dtype, geometries: Sequence[Geometry]) -> None:
+        self.narrow = value.to(narrow)
+        self.dtype = value.dtype
+        self.geometries = geometries
+        self.wide: torch.Tensor | None = None
+
+    def base(self) -> torch.Tensor:
+        """The whole value."""
+        if self.wide is None:
+            self.wide = self.narrow.to(self.dtype)
+        return self.wide
+
+    def take(self, slot: int) -> torch.Tensor:
+        """See `Owner.take`."""
+        return self.base().as_strided(*self.geometries[slot])
+
+
+class Kept:
+    """A tensor that a recovery program reads, as the value that it is a view of."""
+
+    __slots__ = ("geometry", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, geometry: Geometry) -> None:
+        self.tensor = tensor.detach()  # R1
+        self.version = tensor._version
+        self.geometry = geometry
+
+    def base(self) -> torch.Tensor:
+        """The whole value.
+
+        Raises:
+            RecoveryError: it has been changed in place.
+        """
+        if self.tensor._version != self.version:  # R2
+            raise changed_in_place(f"a kept value of shape {list(self.geometry[0])}")
+        return self.tensor.as_strided(*self.geometry)
+
+
+@dataclass
+class Clock:
+    """Seconds spent in recovery programs, and how many ran."""
+
+    seconds: float = 0.0
+    runs: int = 0
+
+
+class Stage:
+    """One stage of a frame: rebuilds its slots when the first of them is asked for."""
+
+    __slots__ = (
+        "__weakref__",
+        "carried",
+        "clock",
+        "following",
+        "geometries",
+        "previous",
+        "program",
+        "sizes",
+        "sources",
+        "state",
+        "values",
+        "versions",
+    )
+
+    def __init__(
+        self,
+        program: Program,
+        sizes: tuple[Number, ...],
+        geometries: Sequence[Geometry],
+        state: BlockState,
+        clock: Clock,
+    ) -> None:
+        self.program = program
+        self.sizes = sizes
+        self.geometries = geometries
+        self.state = state
+        self.versions = state.versions(program.state)
+        self.clock = clock
+        self.sources: list[Kept | Narrowed] | None = None
+        self.carried: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
+        self.previous: Stage | None = None
+        self.following: weakref.ref[Stage] | None = None
+        _live.add(self)
+
+    def follow(self, previous: Stage) -> None:
+        """This stage reads what `previous` computes."""
+        self.previous = previous
+        previous.following = weakref.ref(self)
+
+    def take(self, slot: int) -> torch.Tensor:
+        """See `Owner.take`. A second request for a slot runs the program again.
+
+        Raises:
+            RecoveryError: a parameter or kept value was changed in place, or the program gives another layout.
+        """
+        if slot not in self.values:
+            self.rebuild()
+        return self.values.pop(slot)  # R5
+
+    def rebuild(self) -> None:
+        """Run the program; hand on what the following stage reads (R6)."""
+        program = self.program
+        if self.previous is not None:
+            self.previous.rebuild()
+        if self.sources is None:
+            raise RecoveryError("backward began before the block's forward was over", "run forward and backward in turn")
+        started = perf_counter()
+        state = self.state.read(program.state, self.versions)
+        sources = [source.base() for source in self.sources]
+        carried = [self.carried[value] for value in program.carried]
+        with torch.no_grad(), _without_autocast(_device_type(state, sources)):
+            results = program.run(*self.sizes, *state, *sources, *carried)
+        self.clock.seconds += perf_counter() - started
+        self.clock.runs += 1
+        self._receive(results)
+
+    def _receive(self, results: tuple[torch.Tensor, ...]) -> None:
+        program = self.program
+        count = len(program.slots)
+        for slot, tensor in zip(program.slots, results[:count], strict=True):
+            size, stride, _ = self.geometries[slot]
+            if tensor.shape != size or tensor.stride() != stride:  # R4
+                raise RecoveryError(
+                    f"saved tensor {slot} was rebuilt with size {list(tensor.shape)}, strides {list(tensor.stride())}; "
+                    f"it was saved with size {list(size)}, strides {list(stride)}",
+                    "this is a fault in hilore_plan: detach the plan and report the model and its call",
+                )
+            self.values[slot] = tensor
+        following = self.following() if self.following is not None else None
+        if following is not None:
+            following.carried = dict(zip(program.carries, results[count:], strict=True))
+            following.previous = None  # R5
+
+
+def _device_type(state: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> str:
+    return next((tensor.device.type for tensor in (*sources, *state)), "cpu")
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """The casts that autocast made are part of the program; it must not add its own."""
+    enabled = torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if enabled else nullcontext()

@@ -1,0 +1,81 @@
+"""What a runtime did: entries used, blocks that fell back, seconds spent on rebuilding."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hilore_plan.quantities import format_bytes, format_seconds
+from hilore_plan.schema.plan import Entry
+
+
+@dataclass(frozen=True)
+class EntryUse:
+    """How often an entry was used (frames of blocks), what it predicted, and what verifying it measured."""
+
+    tokens_up_to: int
+    exposure_up_to: float | None
+    frames: int
+    predicted_peak_bytes: int
+    predicted_recompute_seconds: float
+    verified_peak_bytes: int | None
+
+    @classmethod
+    def of(cls, entry: Entry, frames: int) -> EntryUse:
+        """The use of a plan's entry."""
+        return cls(
+            entry.tokens_up_to,
+            entry.exposure_up_to,
+            frames,
+            entry.predicted.peak_bytes,
+            entry.predicted.recompute_seconds,
+            entry.measured.peak_bytes if entry.measured else None,
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """A runtime's account of itself; `as_dict` for scripts, `str` for people.
+
+    `recompute_seconds` is the time the host spent in recovery programs, `peak_bytes` the device's own count of its
+    highest use (None on a CPU, which keeps none). `fallbacks` names each block that is checkpointed or stored instead,
+    with the reason. `stored_instead` names values that did not come back bit for bit and are stored.
+    """
+
+    entries: list[EntryUse]
+    frames: int
+    beyond_the_plan: int
+    passed_through: int
+    recompute_seconds: float
+    programs_run: int
+    peak_bytes: int | None
+    captures: int
+    fallbacks: dict[str, str] = field(default_factory=dict)
+    stored_instead: dict[str, list[str]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"hilore: {self.frames} block forwards under the plan, {self.captures} graphs captured"]
+        for use in self.entries:
+            if use.frames:
+                lines.append(_entry_line(use))
+        lines.append(f"  rebuilding took {format_seconds(self.recompute_seconds)} in {self.programs_run} programs")
+        if self.peak_bytes is not None:
+            lines.append(f"  highest device memory {format_bytes(self.peak_bytes)}")
+        if self.beyond_the_plan:
+            lines.append(f"  {self.beyond_the_plan} block forwards had more tokens than the plan knows: all recomputed")
+        lines += [f"  fell back: {name}: {reason}" for name, reason in self.fallbacks.items()]
+        lines += [f"  stored instead: {name}: {', '.join(units)}" for name, units in self.stored_instead.items()]
+        return "\n".join(lines)
+
+
+def _entry_line(use: EntryUse) -> str:
+    verified = f", verified {format_bytes(use.verified_peak_bytes)}" if use.verified_peak_bytes else ""
+    return (
+        f"  up to {use.tokens_up_to} tokens: {use.frames} block forwards, "
+        f"predicted peak {format_bytes(use.predicted_peak_bytes)}{verified}, "
+        f"predicted recompute {format_seconds(use.predicted_recompute_seconds)} a step"
+    )
