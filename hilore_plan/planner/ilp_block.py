@@ -214,6 +214,8 @@ def _useful(cls: ClassView) -> list[int]:
     for number in reversed(range(len(cls.ops))):
         op = cls.ops[number]
         slots = any(cls.slots[value] for value in op.outputs)
-        if op.recomputable and (slots or any(reader in useful for value in op.outputs for reader in cls.readers[value])):
+        if op.recomputable and (
+            slots or any(reader in useful for value in op.outputs for reader in cls.readers[value])
+        ):
             useful.add(number)
     return sorted(useful)

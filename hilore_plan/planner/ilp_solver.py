@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pulp
@@ -86,8 +88,28 @@ def bound(problem: Any, gap: float) -> float:
     return min(value, float(model.getInfo().mip_dual_bound))
 
 
+@cache
+def _swallow_banner() -> None:
+    """highspy 1.16 writes a banner to file descriptor 1 once per process, whatever its options: `--json` must stay clean."""
+    try:
+        stdout = os.dup(1)
+    except OSError:  # no stdout at all
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        problem = pulp.LpProblem("banner")
+        problem += pulp.LpVariable("nothing", 0, 1) >= 0
+        problem.solve(pulp.HiGHS(msg=False, parallel="off"))
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(nowhere)
+
+
 def _solver(name: str, gap: float, relaxed: bool) -> Any:
     options = {"mip": not relaxed, "msg": False, "timeLimit": TIME_LIMIT_SECONDS, "gapAbs": gap, "gapRel": 0.0}
     if name == "cbc":
         return pulp.PULP_CBC_CMD(threads=1, options=[f"randomSeed {SEED}", f"randomCbcSeed {SEED}"], **options)
-    return pulp.HiGHS(threads=1, random_seed=SEED, **options)
+    _swallow_banner()
+    return pulp.HiGHS(parallel="off", random_seed=SEED, **options)

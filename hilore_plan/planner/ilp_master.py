@@ -1,0 +1,209 @@
+"""The integer program over whole-block patterns: see the head of `ilp`.
+
+    minimise   sum_b sum_j T_j x[b,j]           T_j, K_j, H_jp: seconds and bytes of pattern j, from the simulator
+    subject to sum_j x[b,j] = 1                 dual sigma_b
+               S_b = S_{b-1} + sum_j K_j x[b,j] dual gamma_b: the price of a byte that b keeps
+               S_{b-1} + sum_j H_jp x[b,j] <= backward room of b    dual -beta_bp: the price of a byte that b holds in p
+               S_b <= forward room of b,  S_last <= head room
+
+A pattern helps block b if its reduced cost T + gamma_b K + sum_p beta_bp H_p - sigma_b is negative. Where the best
+patterns of all blocks gain little, value of the relaxation plus that little is a lower bound for every plan (Lagrange).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pulp
+
+from hilore_plan.planner.ilp import BlockSolver
+from hilore_plan.planner.ilp_solver import Scale, run
+from hilore_plan.planner.patterns import Column, column, pareto
+from hilore_plan.planner.rooms import Rooms
+from hilore_plan.planner.timeline import View
+
+ROUNDS = 60
+TINY = 1e-7  # prices below this are noise of the linear solver
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The duals of one block: what seconds, kept bytes and held bytes cost, and what its pattern costs at present."""
+
+    seconds: float
+    kept: float
+    stages: tuple[float, ...]
+    paid: float
+
+    def reduced(self, candidate: Column, scale: Scale) -> float:
+        """How much the pattern would add to (below zero: take off) the relaxation's value."""
+        held = zip(self.stages, candidate.cost.stages, strict=True)
+        stages = sum(price * scale.bytes(stage.total) for price, stage in held)
+        kept = self.kept * scale.bytes(candidate.cost.kept_bytes)
+        return self.seconds * candidate.cost.seconds / scale.second_unit + kept + stages - self.paid
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """The relaxation over all patterns: its lower bound (solver units), and the prices of each block."""
+
+    bound: float
+    prices: tuple[Prices, ...]
+
+
+class Master:
+    """Grows the pools of patterns and picks from them, for one view and limit.
+
+    `pools` has the columns of each class. With `least` the peak is minimised and the seconds do not count; otherwise
+    the seconds are minimised within the rooms.
+    """
+
+    def __init__(
+        self, view: View, rooms: Rooms, scale: Scale, solver: str, blocks: Sequence[BlockSolver], least: bool = False
+    ) -> None:
+        self.view, self.rooms, self.scale, self.solver, self.blocks = view, rooms, scale, solver, blocks
+        self.least = least
+        self.pools: list[list[Column]] = [[] for _ in view.classes]
+
+    def add(self, index: int, columns: Sequence[Column]) -> None:
+        """Add patterns to the pool of a class; what is beaten in every respect is dropped."""
+        self.pools[index] = pareto([*self.pools[index], *columns])
+
+    def relax(self, tolerance: float) -> Relaxed | None:
+        """Price patterns in until the relaxation is within `tolerance` of its bound; None if it has no solution.
+
+        The pools then hold what a good plan needs.
+        """
+        if self.least:
+            return self._converge(tolerance, seconds=0.0, peak=True)
+        phase_one = self._converge(TINY, seconds=0.0, peak=False)
+        if phase_one is None:
+            return None
+        return self._converge(tolerance, seconds=1.0, peak=False)
+
+    def pick(self, relaxed: Relaxed, window: float, gap: float) -> list[Column] | None:
+        """The best plan within `gap` made of patterns whose reduced cost is inside `window`; None if there is none."""
+        seconds = 0.0 if self.least else 1.0
+        columns = [self._near(place, relaxed.prices[place], window) for place in range(len(self.view.blocks))]
+        program = _Program(self, columns, seconds, over=self.least, whole=True)
+        return program.chosen() if run(program.problem, self.solver, gap=gap) else None
+
+    def _near(self, place: int, prices: Prices, window: float) -> list[Column]:
+        pool = self.pools[self.view.class_of[place]]
+        return [candidate for candidate in pool if prices.reduced(candidate, self.scale) <= window]
+
+    def _converge(self, tolerance: float, seconds: float, peak: bool) -> Relaxed | None:
+        """Column generation. Without `seconds` and `peak` it looks for any solution: how far limits are exceeded."""
+        searching = not seconds and not peak
+        lowest = -float("inf")
+        for _ in range(ROUNDS):
+            pools = [self.pools[index] for index in self.view.class_of]
+            program = _Program(self, pools, seconds, over=searching or peak, floor=searching)
+            run(program.problem, self.solver, relaxed=True)
+            value, prices = float(program.problem.objective.value()), program.prices()
+            if searching and value <= TINY:
+                return Relaxed(0.0, prices)
+            gain, grew = self._grow(prices)
+            lowest = max(lowest, value + gain)
+            if searching and lowest > TINY:
+                return None
+            if value - lowest <= tolerance or not grew:
+                break
+        return None if searching else Relaxed(lowest, prices)
+
+    def _grow(self, prices: Sequence[Prices]) -> tuple[float, bool]:
+        """Add each block's best pattern at its prices; gives the sum of their reduced costs, and if any was new."""
+        best: dict[tuple[int, float, tuple[float, ...]], Column] = {}
+        gain, grew = 0.0, False
+        for place, index in enumerate(self.view.class_of):
+            block = prices[place]
+            key = index, block.kept, block.stages
+            if key not in best:
+                pattern = self.blocks[index].priced(block.seconds, block.kept, block.stages)
+                best[key] = column(self.view, index, pattern)
+                grew |= all(known.pattern != pattern for known in self.pools[index])
+                self.add(index, [best[key]])
+            gain += min(0.0, block.reduced(best[key], self.scale))
+        return gain, grew
+
+
+class _Program:
+    """The program over given columns per block, relaxed or whole, written for PuLP."""
+
+    def __init__(
+        self,
+        master: Master,
+        columns: Sequence[Sequence[Column]],
+        seconds: float,
+        *,
+        over: bool,
+        floor: bool = False,
+        whole: bool = False,
+    ) -> None:
+        self.master, self.columns, self.seconds = master, columns, seconds
+        self.problem = pulp.LpProblem("master", pulp.LpMinimize)
+        category = pulp.LpBinary if whole else pulp.LpContinuous
+        self.shares = [
+            [pulp.LpVariable(f"x{place}_{number}", 0, 1 if whole else None, category) for number in range(len(block))]
+            for place, block in enumerate(columns)
+        ]
+        self.over = pulp.LpVariable("over", 0 if floor else None) if over else 0
+        self.problem.setObjective(self._objective())
+        self.one: list[Any] = []
+        self.kept: list[Any] = []
+        self.held: list[list[Any]] = []
+        self._rows()
+
+    def chosen(self) -> list[Column]:
+        """The columns that the solution picks, one per block."""
+        return [
+            block[max(range(len(block)), key=lambda number: shares[number].value())]
+            for block, shares in zip(self.columns, self.shares, strict=True)
+        ]
+
+    def prices(self) -> tuple[Prices, ...]:
+        """The duals of each block."""
+        return tuple(
+            Prices(self.seconds, _price(kept.pi), tuple(_price(-row.pi) for row in held), float(one.pi))
+            for one, kept, held in zip(self.one, self.kept, self.held, strict=True)
+        )
+
+    def _objective(self) -> Any:
+        unit = self.master.scale.second_unit
+        pairs = [
+            (share, self.seconds * candidate.cost.seconds / unit)
+            for block, shares in zip(self.columns, self.shares, strict=True)
+            for candidate, share in zip(block, shares, strict=True)
+        ]
+        return pulp.LpAffineExpression(pairs) + self.over
+
+    def _rows(self) -> None:
+        rooms, scale = self.master.rooms, self.master.scale
+        before: Any = pulp.lpSum([])
+        for place, (block, shares) in enumerate(zip(self.columns, self.shares, strict=True)):
+            kept = pulp.LpVariable(f"kept{place}", None)
+            self.one.append(self._row(pulp.lpSum(shares) == 1))
+            sizes = _weighted(shares, [scale.bytes(candidate.cost.kept_bytes) for candidate in block])
+            self.kept.append(self._row(kept - before - sizes == 0))
+            stages = range(self.master.view.class_at(place).stages)
+            held = [[scale.bytes(candidate.cost.stages[stage].total) for candidate in block] for stage in stages]
+            room = scale.room(rooms.backward[place])
+            self.held.append([self._row(before + _weighted(shares, sizes) - self.over <= room) for sizes in held])
+            self._row(kept - self.over <= scale.room(rooms.forward[place]))
+            before = kept
+        self._row(before - self.over <= scale.room(rooms.head))
+
+    def _row(self, constraint: Any) -> Any:
+        self.problem.addConstraint(constraint)
+        return constraint
+
+
+def _weighted(shares: Sequence[Any], weights: Sequence[float]) -> Any:
+    return pulp.LpAffineExpression(list(zip(shares, weights, strict=True)))
+
+
+def _price(dual: float) -> float:
+    """A dual without the noise in its last digits, so that equal prices are seen to be equal."""
+    return float(f"{dual:.9g}") if dual > TINY else 0.0

@@ -1,0 +1,52 @@
+"""Uses up what room a plan has left: each block in turn is solved again, exactly, within the room it really has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hilore_plan.planner.ilp import BlockSolver
+from hilore_plan.planner.ilp_solver import SolverError
+from hilore_plan.planner.patterns import Column, Pattern, column
+from hilore_plan.planner.rooms import Rooms, fits, slack_of
+from hilore_plan.planner.timeline import View
+
+SOLVES = 24  # a bound on the work, not on the quality: patterns from the master leave little to gain
+
+
+def fill(view: View, rooms: Rooms, columns: Sequence[Column], blocks: Sequence[BlockSolver]) -> list[Column]:
+    """The plan with its leftover room used, never slower than the one given."""
+    chosen = list(columns)
+    tried: set[tuple[int, Pattern, int, int]] = set()
+    changed = True
+    while changed:
+        changed = False
+        for place, index in enumerate(view.class_of):
+            if chosen[place].cost.seconds == 0:
+                continue
+            kept, held = slack_of(rooms, [block.cost for block in chosen], place)
+            key = index, chosen[place].pattern, kept, held
+            if key in tried or len(tried) == SOLVES:
+                continue
+            tried.add(key)
+            changed |= _replace(rooms, chosen, place, _within(view, blocks, index, kept, held))
+    return chosen
+
+
+def _within(view: View, blocks: Sequence[BlockSolver], index: int, kept: int, held: int) -> Column | None:
+    try:
+        pattern = blocks[index].within(kept, held)
+    except SolverError:
+        return None
+    return None if pattern is None else column(view, index, pattern)
+
+
+def _replace(rooms: Rooms, chosen: list[Column], place: int, better: Column | None) -> bool:
+    """Put a better column in its place if the whole plan still fits; what the solver says is not taken on trust."""
+    before = chosen[place]
+    if better is None or better.cost.seconds >= before.cost.seconds:
+        return False
+    chosen[place] = better
+    if fits(rooms, [block.cost for block in chosen]):
+        return True
+    chosen[place] = before
+    return False
