@@ -59,6 +59,7 @@ def action_map(axes: Axes, plan: Plan, entry: Entry) -> None:
     """The action of every unit (rows) in every block (columns) of an entry."""
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
 
     actions = list(COLOURS)
     units = list(dict.fromkeys(unit for group in entry.groups for unit in group.actions))
@@ -71,7 +72,9 @@ def action_map(axes: Axes, plan: Plan, entry: Entry) -> None:
     axes.set_yticks(range(len(units)), units, fontsize=6)
     axes.set_xlabel("block")
     axes.set_title(f"up to {entry.tokens_up_to} tokens")
-    axes.legend(handles=[Patch(color=COLOURS[a], label=a) for a in actions], fontsize=6, loc="upper right")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    keys = [Patch(color=COLOURS[action], label=action) for action in actions]
+    axes.legend(handles=keys, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(actions))
 
 
 def peak_timeline(axes: Axes, plan: Plan, profile: Profile, entry: Entry | None = None) -> None:
@@ -97,7 +100,7 @@ def predicted_and_measured(axes: Axes, document: Plan | Bench) -> None:
     axes.set_xticks(list(positions), [name for name, _, _ in pairs], fontsize=8)
     axes.set_ylabel("peak, GiB")
     axes.set_title("predicted and measured" if pairs else "nothing was measured")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="lower center")
 
 
 def frontier(axes: Axes, bench: Bench) -> None:
@@ -109,6 +112,7 @@ def frontier(axes: Axes, bench: Bench) -> None:
     axes.set_ylabel("throughput, x GC")
     axes.set_title("what memory buys")
     axes.grid(visible=True, alpha=0.3)
+    axes.margins(0.15)
 
 
 def unit_costs(axes: Axes, profile: Profile) -> None:

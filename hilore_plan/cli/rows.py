@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from hilore_plan.cli.tables import Column, Table
+from hilore_plan.planner.explain import explain_binding
 from hilore_plan.planner.timeline import ClassView, view_at
 from hilore_plan.quantities import format_bytes, format_seconds
 from hilore_plan.schema.bench import Bench, ModeResult
@@ -14,6 +15,10 @@ from hilore_plan.schema.profile import BlockClass, Profile
 from hilore_plan.schema.record import Mode, Workload
 
 Row = tuple[str, ...]
+
+_WEIGHTS_NOTE = (
+    "per block: the bytes that are kept, or that recompute saves; the time of the one op that makes the unit"
+)
 
 
 def describe(workload: Workload) -> str:
@@ -96,6 +101,7 @@ def plan_entries(plan: Plan) -> Table:
         notes=(
             f"budget {plan.budget.asked} = {format_bytes(plan.budget.limit_bytes)} at every size",
             f"solved by {plan.solver.name} to within {plan.solver.gap:.2%} of the best step time",
+            explain_binding(plan.entries[-1]),
         ),
     )
 
@@ -195,18 +201,25 @@ def _class_actions(entry: Entry, name: str, profile: Profile | None) -> Table:
     return Table(
         title=f"{name}, micro-batches of at most {entry.tokens_up_to} tokens",
         columns=(Column("unit", "name"), Column("action", "name"), *extra, Column("blocks", "series")),
-        rows=tuple((unit, action, *weights.get(unit, ()), ranges(where)) for (unit, action), where in blocks.items()),
-        notes=() if weights else ("--profile FILE adds what each unit weighs, --json gives every figure",),
+        rows=tuple(
+            (unit, action, *weights.get((unit, action), ()), ranges(where)) for (unit, action), where in blocks.items()
+        ),
+        notes=(_WEIGHTS_NOTE if weights else "--profile FILE adds what each unit weighs, --json gives every figure",),
     )
 
 
-def _weights(profile: Profile | None, name: str, tokens: int) -> dict[str, Row]:
-    """Bytes of each unit of a class, and seconds of the op that makes it; nothing without a profile."""
+def _weights(profile: Profile | None, name: str, tokens: int) -> dict[tuple[str, str], Row]:
+    """Bytes of each unit of a class under each action, and seconds of the op that makes it."""
     views = view_at(profile, tokens).classes if profile is not None else ()
     view = next((view for view in views if view.name == name), None)
     if view is None:
         return {}
-    return {view.names[unit]: (format_bytes(view.value_bytes[unit]), _op_time(view, unit)) for unit in view.units}
+    sizes = {"store": view.value_bytes, "cast": view.narrow_bytes, "recompute": view.value_bytes}
+    return {
+        (view.names[unit], action): (format_bytes(counts[unit]), _op_time(view, unit))
+        for unit in view.units
+        for action, counts in sizes.items()
+    }
 
 
 def _mode_row(mode: ModeResult) -> Row:

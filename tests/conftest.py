@@ -1,0 +1,40 @@
+"""Fixtures for all tests: what must hold after each of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("steady", derandomize=True, deadline=None, print_blob=True)
+settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No test may leave a saved-tensor hook or a live frame: the next backward would run through it."""
+    yield
+    if "torch" in sys.modules:
+        assert _top_hooks() is None, "a saved-tensor hook was left behind"
+    if "hilore_plan.runtime.frame" in sys.modules:
+        assert _live_frames() == 0, "a frame was left alive"
+
+
+def _top_hooks() -> object | None:
+    """The innermost pair of saved-tensor hooks, or None. torch offers no public question for it."""
+    import torch
+
+    hooks: object | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks
+
+
+def _live_frames() -> int:
+    import gc
+
+    from hilore_plan.runtime.frame import live_frames
+
+    if live_frames():
+        gc.collect()  # a graph that a failed test holds in a traceback's cycle is not a leak of ours
+    return live_frames()

@@ -1,0 +1,170 @@
+"""Documents on disk: what is written can be read, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import samples
+
+from hilore_plan.errors import FileError
+from hilore_plan.schema import io
+from hilore_plan.schema.record import Record
+from hilore_plan.schema.text import document_text
+from hilore_plan.schema.upgrade import upgraded
+
+DATA = Path(__file__).parent.parent / "data"
+KINDS: dict[str, tuple[Callable[[], Record], Callable[[Path], Record]]] = {
+    "profile": (samples.profile, io.load_profile),
+    "plan": (samples.plan, io.load_plan),
+    "bench": (samples.bench, io.load_bench),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_saved_is_read_back(kind: str, tmp_path: Path) -> None:
+    make, load = KINDS[kind]
+    io.save(make(), tmp_path / "a.json")
+    assert load(tmp_path / "a.json") == make()
+    assert io.load_document(tmp_path / "a.json") == make()
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.json")), ids=lambda path: path.stem)
+def test_every_old_file_can_still_be_read(path: Path) -> None:
+    assert io.load_document(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_is_an_old_file_of_every_version(kind: str) -> None:
+    current = io.KINDS[f"hilore.{kind}"].version
+    assert all((DATA / f"{kind}-{version}.json").exists() for version in range(1, current + 1))
+
+
+def test_the_same_document_is_the_same_text(tmp_path: Path) -> None:
+    io.save(samples.plan(), tmp_path / "a.json")
+    io.save(samples.plan(), tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_files_are_json_with_lists_of_numbers_on_one_line() -> None:
+    text = document_text(samples.profile())
+    assert json.loads(text) == samples.profile().model_dump(mode="json", by_alias=True)
+    assert text.startswith('{\n "schema": "hilore.profile/1",\n')
+    assert '     "narrow_bytes": [0, 0, 1048576, 0, 0, 0],\n' in text
+
+
+def test_a_written_file_may_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        io.save(samples.plan(), tmp_path / "a.json")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o640
+
+
+def test_folders_are_made(tmp_path: Path) -> None:
+    io.save(samples.plan(), tmp_path / "new" / "folder" / "a.json")
+    assert io.load_plan(tmp_path / "new" / "folder" / "a.json")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_the_old_file_and_no_other(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    io.save(samples.plan(), tmp_path / "a.json")
+    before = (tmp_path / "a.json").read_bytes()
+
+    def fail(_: int) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises((FileError, KeyboardInterrupt)):
+        io.save(samples.plan(measured=False), tmp_path / "a.json")
+    assert (tmp_path / "a.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
+    (tmp_path / "a.json").touch()
+    with pytest.raises(FileError, match="exists already"):
+        io.check_writable(tmp_path / "a.json", force=False)
+    io.check_writable(tmp_path / "a.json", force=True)
+
+
+def test_places_that_cannot_be_written_are_found_early(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="cannot write"):
+        io.check_writable(tmp_path / "file" / "a.json", force=False)
+    with pytest.raises(FileError, match="is a folder"):
+        io.check_writable(tmp_path, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_another_kind_of_file_says_what_makes_the_right_one(tmp_path: Path) -> None:
+    io.save(samples.profile(), tmp_path / "a.json")
+    with pytest.raises(FileError, match="is a profile, but a plan is needed here") as caught:
+        io.load_plan(tmp_path / "a.json")
+    assert "hilore plan PROFILE" in caught.value.hint
+
+
+def _edited(tmp_path: Path, make: Callable[[], Record], edit: Callable[[dict[str, Any]], object]) -> Path:
+    data = make().model_dump(mode="json", by_alias=True)
+    edit(data)
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def test_a_newer_schema_says_which_version_is_needed(tmp_path: Path) -> None:
+    path = _edited(tmp_path, samples.plan, lambda data: data.update(schema="hilore.plan/2"))
+    with pytest.raises(FileError, match=r"reads up to hilore\.plan/1") as caught:
+        io.load_plan(path)
+    assert "hilore.plan/2" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "schema", [None, 7, "hilore.plan", "hilore.plan/0", "hilore.plan/-1", "hilore.nothing/1", "x/1"]
+)
+def test_an_unknown_schema_is_refused(schema: object, tmp_path: Path) -> None:
+    path = _edited(tmp_path, samples.plan, lambda data: data.update(schema=schema))
+    with pytest.raises(FileError, match="schema") as caught:
+        io.load_document(path)
+    assert "hilore.plan/1" in caught.value.hint
+
+
+@pytest.mark.parametrize("revision", [0, 1])
+def test_an_unknown_field_of_our_revision_or_older_is_an_error(revision: int, tmp_path: Path) -> None:
+    path = _edited(tmp_path, samples.plan, lambda data: data.update(revision=revision, colour="red"))
+    with pytest.raises(FileError, match="at colour: unknown field"):
+        io.load_plan(path)
+
+
+def test_unknown_fields_of_a_newer_revision_are_one_warning(tmp_path: Path) -> None:
+    def edit(data: dict[str, Any]) -> None:
+        data.update(revision=2, colour="red")
+        data["entries"][1]["predicted"]["joules"] = 3
+
+    path = _edited(tmp_path, samples.plan, edit)
+    with pytest.warns(io.NewerRevisionWarning) as caught:
+        plan = io.load_plan(path)
+    assert len(caught) == 1
+    assert "colour, entries[1].predicted.joules" in str(caught[0].message)
+    assert plan.entries == samples.plan().entries
+
+
+def test_a_newer_revision_does_not_excuse_other_faults(tmp_path: Path) -> None:
+    path = _edited(tmp_path, samples.plan, lambda data: data.update(revision=2, colour="red", created=5))
+    with pytest.warns(io.NewerRevisionWarning), pytest.raises(FileError, match="at created"):
+        io.load_plan(path)
+
+
+def test_upgrade_steps_run_in_order() -> None:
+    steps = {"hilore.plan": {1: lambda data: {**data, "one": 1}, 2: lambda data: {**data, "two": data["one"] + 1}}}
+    assert upgraded({"zero": 0}, "hilore.plan", 1, 3, steps) == {"zero": 0, "one": 1, "two": 2}
+    assert upgraded({"one": 1}, "hilore.plan", 2, 3, steps) == {"one": 1, "two": 2}
+    assert upgraded({}, "hilore.plan", 3, 3, steps) == {}
