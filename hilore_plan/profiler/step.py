@@ -129,6 +129,7 @@ class ActorStep:
             its own and gradients are freed in between.
         vocab_size: token ids lie below it.
         loss: replaces the head's loss, for modules that are not Hugging Face causal LMs.
+        optimizer: one over the model's trainable parameters, to go on with; AdamW by default.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class ActorStep:
         device: torch.device,
         seed: int = 0,
         loss: Loss | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.model = model
         self.workload = workload
@@ -149,7 +151,7 @@ class ActorStep:
         self.trainable = [p for p in model.parameters() if p.requires_grad]
         if not self.trainable:
             raise UsageError("the model has no parameter that requires a gradient", "unfreeze some, or add LoRA adapters")
-        self.optimizer = torch.optim.AdamW(self.trainable, lr=_LEARNING_RATE)
+        self.optimizer = optimizer or torch.optim.AdamW(self.trainable, lr=_LEARNING_RATE)
 
     def step(self, runtime: Enterable | None = None) -> None:
         """One complete actor update."""

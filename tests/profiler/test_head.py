@@ -54,10 +54,10 @@ def test_values_and_gradients_equal_the_naive_ones(
 
 def test_gradcheck() -> None:
     hidden, weight, bias = tensors(torch.float64, True)
-    targets = torch.arange(ROWS)
-    assert torch.autograd.gradcheck(
-        lambda h, w, b: FusedLogProbs.apply(h, w, b, targets, HeadScale(1.5, 4.0)), (hidden, weight, bias)
-    )
+    assert hidden is not None and weight is not None and bias is not None
+    small = tuple(t.detach()[:5].clone().requires_grad_() for t in (hidden, weight, bias))
+    targets = torch.arange(5)
+    assert torch.autograd.gradcheck(lambda h, w, b: FusedLogProbs.apply(h, w, b, targets, HeadScale(1.5, 4.0)), small)
 
 
 def test_frozen_weight_gets_no_gradient() -> None:

@@ -1,0 +1,288 @@
+"""`profile_module`: measures a model's actor update at several sizes, and writes down what every choice would cost."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+import torch
+from torch import nn
+
+from hilore_plan.errors import UsageError
+from hilore_plan.graph.blocks import find_blocks
+from hilore_plan.graph.signature import Call
+from hilore_plan.profiler.calls import record_calls
+from hilore_plan.profiler.checkpointing import checkpointed
+from hilore_plan.profiler.classes import CapturedClass, find_classes
+from hilore_plan.profiler.clock import seconds_of
+from hilore_plan.profiler.environment import describe_environment, resolve_device
+from hilore_plan.profiler.memory import Recorder, Trace
+from hilore_plan.profiler.ops import OpMeasures, measure_ops, reran_ops, storage_bytes_of
+from hilore_plan.profiler.outside import Gradients, Reading, gradients_of, outside_of
+from hilore_plan.profiler.peaks import measure_peak, quiet_profiler, start_bytes
+from hilore_plan.profiler.step import ActorStep, Loss
+from hilore_plan.profiler.watch import BlockWatch
+from hilore_plan.progress import Progress, Silent
+from hilore_plan.schema.profile import ClassMeasure, Point, Profile
+from hilore_plan.schema.record import Mode, Model, Workload
+
+ROUNDS = 5
+SANE_SCALE = (0.5, 3.0)
+
+
+class NoisyMeasurementWarning(UserWarning):
+    """A measured time that makes no sense beside the others; a sane bound was taken instead."""
+
+
+def profile_module(
+    model: nn.Module,
+    workload: Workload,
+    *,
+    vocab_size: int,
+    device: torch.device | str = "cpu",
+    token_points: int = 4,
+    blocks: Sequence[str | nn.Module] | None = None,
+    loss: Loss | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Profile:
+    """Measures `model` under `workload` and at `token_points` fractions of its length.
+
+    Args:
+        model: in train mode on `device`, with the `requires_grad` pattern of the training to come.
+        workload: the actor update; its sizes are the largest point.
+        vocab_size: token ids of the synthetic data lie below it.
+        device: where the model is.
+        token_points: how many sizes are measured; the lengths are `1/n, 2/n, ..., 1` of the workload's.
+        blocks: the blocks, by name or as modules, where they cannot be found.
+        loss: replaces the GRPO loss for modules that are no Hugging Face causal LMs.
+        seed: of the synthetic data.
+        progress: told about each measurement.
+
+    Raises:
+        UsageError: no blocks are found, or nothing in the model is trainable.
+        CaptureError: a block's forward cannot be captured.
+        DeviceError: `device` is not there.
+    """
+    if token_points < 1:
+        raise UsageError(f"{token_points} token points are too few", "give 1 or more")
+    where = torch.device(device) if isinstance(device, torch.device) else resolve_device(device)
+    session = _Session(model, workload, vocab_size, where, blocks, loss, seed, progress or Silent())
+    return session.run(token_points)
+
+
+def scaled_workloads(workload: Workload, token_points: int) -> list[Workload]:
+    """The workload at `1/n, 2/n, ..., 1` of its length, prompt and response in proportion; ascending, without repeats."""
+    made = {}
+    for part in range(1, token_points + 1):
+        length = math.ceil((workload.prompt_tokens + workload.response_tokens) * part / token_points)
+        # at least two tokens: one to predict, and one to predict it from
+        prompt = min(round(workload.prompt_tokens * part / token_points), max(length - 1, 0))
+        changes = {"prompt_tokens": prompt, "response_tokens": max(length - prompt, 2 if prompt == 0 else 1)}
+        scaled = workload if part == token_points else workload.model_copy(update=changes)
+        made[scaled.tokens] = scaled
+    return [made[tokens] for tokens in sorted(made) if tokens <= workload.tokens]
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Seconds of a step that stores everything, of one that checkpoints, and of what checkpointing adds (medians)."""
+
+    store: float
+    gc: float
+    added: float
+
+
+class _Session:
+    """One run of `profile_module`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        workload: Workload,
+        vocab_size: int,
+        device: torch.device,
+        blocks: Sequence[str | nn.Module] | None,
+        loss: Loss | None,
+        seed: int,
+        progress: Progress,
+    ) -> None:
+        self.model = model
+        self.workload = workload
+        self.device = device
+        self.progress = progress
+        named = find_blocks(model, blocks)
+        self.names = tuple(name for name, _ in named)
+        self.blocks = [block for _, block in named]
+        self._options = {"vocab_size": vocab_size, "device": device, "seed": seed, "loss": loss}
+        self.first = self._step(workload, None)
+        self.gradients = gradients_of(model, self.blocks)
+
+    def run(self, token_points: int) -> Profile:
+        """Everything, in order."""
+        quiet_profiler()
+        workloads = scaled_workloads(self.workload, token_points)
+        self.progress.start("profiling", 2 + len(workloads) * (3 + ROUNDS))
+        classes = find_classes(self.blocks, self._calls(self.first))
+        self.progress.advance("first step")
+        self.first.step()
+        self.progress.advance(f"{workloads[0].tokens} tokens: peak of store-everything")
+        points = tuple(self._point(scaled, classes) for scaled in workloads)
+        self.progress.finish()
+        return Profile(
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            model=describe_model(self.model),
+            workload=self.workload,
+            environment=describe_environment(self.device),
+            block_names=self.names,
+            classes=tuple(c.record for c in classes),
+            points=points,
+        )
+
+    def _step(self, workload: Workload, optimizer: torch.optim.Optimizer | None) -> ActorStep:
+        return ActorStep(self.model, workload, optimizer=optimizer, **self._options)  # type: ignore[arg-type]
+
+    def _calls(self, step: ActorStep) -> list[Call]:
+        return record_calls(self.blocks, lambda: step.loss(step.model, step.batches[0]))
+
+    def _point(self, workload: Workload, classes: Sequence[CapturedClass]) -> Point:
+        step = self._step(workload, self.first.optimizer)
+        about = f"{workload.tokens} tokens"
+        extra = self._extra_bytes(step)
+        base = start_bytes(step)
+        trace = self._record(step, classes)
+        self.progress.advance(f"{about}: peak of checkpointing")
+        with checkpointed(self.blocks):
+            gc_peak = measure_peak(step)
+        self.progress.advance(f"{about}: step times")
+        timed = self._time(step, about)
+        calls = self._calls(step)
+        measures = [measure_ops(c.graph, self.blocks[c.first], calls[c.first]) for c in classes]
+        forward = [self._forward_working_bytes(c.first, calls[c.first]) for c in classes]
+        reading = self._reading(trace, classes, measures, calls)
+        self.progress.advance("next size")
+        return Point(
+            tokens=workload.tokens,
+            batch=workload.batch,
+            length=workload.prompt_tokens + workload.response_tokens,
+            classes=tuple(
+                _class_measure(m, reading.stage_working_bytes(i), f)
+                for i, (m, f) in enumerate(zip(measures, forward, strict=True))
+            ),
+            outside=outside_of(reading, step, extra),
+            store=Mode(step_seconds=timed.store, peak_bytes=base + trace.peak_bytes),
+            gc=Mode(step_seconds=timed.gc, peak_bytes=gc_peak),
+            recompute_scale=self._scale(timed, classes, measures),
+        )
+
+    def _extra_bytes(self, step: ActorStep) -> int:
+        """What the device holds besides the model and its update: workspaces of libraries, on CUDA."""
+        if self.device.type != "cuda":
+            return 0
+        return max(0, start_bytes(step) - step.live_bytes())
+
+    def _record(self, step: ActorStep, classes: Sequence[CapturedClass]) -> Trace:
+        """A recorded update under store-everything; without accumulation its first micro-batch, which is an update."""
+        stages = self._slot_stages(classes)
+        with Recorder(self.device) as recorder:
+            with BlockWatch(self.blocks, stages, recorder):
+                for index in range(len(step.batches) if self.workload.accumulation else 1):
+                    step.backward(index)
+                    recorder.mark("between")
+            recorder.mark("optimizer")
+            step.update()
+        return recorder.trace
+
+    def _slot_stages(self, classes: Sequence[CapturedClass]) -> list[list[int]]:
+        found = {b: [slot.stage for slot in c.graph.slots] for c in classes for b in c.record.blocks}
+        return [found[index] for index in range(len(self.blocks))]
+
+    def _time(self, step: ActorStep, about: str) -> _Timed:
+        """Medians over interleaved rounds; the recorded updates before have warmed both modes up."""
+        store, gc = [], []
+        for number in range(ROUNDS):
+            store.append(seconds_of(step.step, self.device))
+            with checkpointed(self.blocks):
+                gc.append(seconds_of(step.step, self.device))
+            self.progress.advance(f"{about}: {'step times' if number + 1 < ROUNDS else 'op times'}")
+        added = statistics.median(slow - fast for slow, fast in zip(gc, store, strict=True))
+        return _Timed(statistics.median(store), statistics.median(gc), added)
+
+    def _forward_working_bytes(self, index: int, call: Call) -> int:
+        """The peak of a block's forward that keeps nothing; what a plan keeps comes on top."""
+        args, kwargs = call.rebuild(call.tensors)
+        preserved = torch.random.fork_rng() if self.device.type == "cpu" else nullcontext()
+        with torch.no_grad(), preserved, Recorder(self.device) as recorder:
+            output = self.blocks[index](*args, **kwargs)
+        del output
+        return recorder.trace.peak_bytes
+
+    def _reading(
+        self, trace: Trace, classes: Sequence[CapturedClass], measures: Sequence[OpMeasures], calls: Sequence[Call]
+    ) -> Reading:
+        number = next(i for i, c in enumerate(classes) if 0 in c.record.blocks)
+        places = [
+            value.place
+            for value, written in zip(classes[number].graph.values, classes[number].record.values, strict=True)
+            if value.kind == "input" and not written.shared and value.place is not None
+        ]
+        return Reading(
+            trace=trace,
+            classes=classes,
+            value_bytes=[m.value_bytes for m in measures],
+            input_bytes=sum(storage_bytes_of(calls[0].tensors[place]) for place in places),
+            gradients=self._gradients(),
+            accumulation=self.workload.accumulation,
+        )
+
+    def _gradients(self) -> Gradients:
+        return self.gradients
+
+    def _scale(self, timed: _Timed, classes: Sequence[CapturedClass], measures: Sequence[OpMeasures]) -> float:
+        """What a second of recomputation costs within a step, from what checkpointing adds to it."""
+        alone = sum(
+            len(c.record.blocks) * sum(m.op_seconds[op] for op in reran_ops(c.graph))
+            for c, m in zip(classes, measures, strict=True)
+        )
+        if alone <= 0:
+            return 1.0
+        return _bounded(timed.added / (self.workload.micro_batches * alone))
+
+
+def _bounded(scale: float) -> float:
+    low, high = SANE_SCALE
+    if low <= scale <= high:
+        return scale
+    warnings.warn(
+        f"checkpointing adds {scale:.2f} times the seconds of the ops that it runs again; "
+        f"taken as {min(max(scale, low), high):.1f}: step times are noisy, or the model is too small to measure",
+        NoisyMeasurementWarning,
+        stacklevel=2,
+    )
+    return min(max(scale, low), high)
+
+
+def _class_measure(measures: OpMeasures, stages: tuple[int, ...], forward: int) -> ClassMeasure:
+    return ClassMeasure(
+        value_bytes=measures.value_bytes,
+        op_seconds=measures.op_seconds,
+        narrow_bytes=measures.narrow_bytes,
+        narrow_seconds=measures.narrow_seconds,
+        stage_working_bytes=stages,
+        forward_working_bytes=forward,
+    )
+
+
+def describe_model(model: nn.Module) -> Model:
+    """The model's class and sizes."""
+    parameters = list(model.parameters())
+    return Model(
+        name=type(model).__name__,
+        parameters=sum(p.numel() for p in parameters),
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+    )
