@@ -14,7 +14,10 @@ from hilore_plan.errors import UsageError
 
 BudgetKind = Literal["gc", "store", "bytes", "device"]
 
-FORMS = "1.1x-gc (of gradient checkpointing's peak), 0.8x-store (of store-everything's), 40GiB, 512MB, or 80% (of the device)"
+FORMS = (
+    "1.1x-gc (of gradient checkpointing's peak), 0.8x-store (of store-everything's), 40GiB, 512MB, "
+    "or 80% (of the device)"
+)
 
 _BYTE_UNITS = {
     "B": 1,

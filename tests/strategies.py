@@ -1,4 +1,4 @@
-"""Profiles made up for tests: one as a llama-like model on a CPU would give it, and small random ones for hypothesis."""
+"""Profiles made up for tests: one as a llama-like model would give it, and small random ones for hypothesis."""
 
 from __future__ import annotations
 

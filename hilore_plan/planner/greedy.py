@@ -6,6 +6,7 @@ The integer program starts from its patterns and is never allowed to do worse.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 from hilore_plan.planner.patterns import Column, Pattern, column, recompute_all
 from hilore_plan.planner.rooms import Rooms, fits
@@ -22,9 +23,8 @@ def chain(view: View, index: int) -> list[Column]:
     return columns
 
 
-def solve_greedy(view: View, rooms: Rooms) -> list[Column] | None:
-    """The greedy plan, one column per block; None if not even "all recompute" finds room."""
-    chains = [chain(view, index) for index in range(len(view.classes))]
+def solve_greedy(view: View, rooms: Rooms, chains: Sequence[Sequence[Column]]) -> list[Column] | None:
+    """The greedy plan, one column per block, along the `chain` of each class; None if not even its first finds room."""
     steps = [0] * len(view.blocks)
     chosen = [chains[index][0] for index in view.class_of]
     if not fits(rooms, [block.cost for block in chosen]):
@@ -46,7 +46,7 @@ def solve_greedy(view: View, rooms: Rooms) -> list[Column] | None:
     return chosen
 
 
-def _step(columns: list[Column], step: int, position: int) -> tuple[float, int]:
+def _step(columns: Sequence[Column], step: int, position: int) -> tuple[float, int]:
     """The (negative, for a heap) worth of the next step of a block."""
     if step + 1 == len(columns):
         return 0.0, position

@@ -42,12 +42,11 @@ pattern that a block should add at given prices of bytes, or within given bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pulp
 
 from hilore_plan.planner.ilp_block import BlockProgram, add_block
-from hilore_plan.planner.ilp_solver import Scale, bound, run
+from hilore_plan.planner.ilp_solver import Expression, Program, Scale, bound, run
 from hilore_plan.planner.patterns import Pattern
 from hilore_plan.planner.rooms import Rooms
 from hilore_plan.planner.timeline import View
@@ -84,7 +83,7 @@ class BlockSolver:
         for limit, constant, room in zip(self.limits, self.constants, rooms, strict=True):
             limit.constant = constant + UNLIMITED - min(room, UNLIMITED)
 
-    def _solve(self, objective: Any) -> Pattern | None:
+    def _solve(self, objective: Expression) -> Pattern | None:
         self.problem.setObjective(objective)
         return self.block.pattern() if run(self.problem, self.solver) else None
 
@@ -108,23 +107,23 @@ def least_whole(view: View, rooms: Rooms, scale: Scale, solver: str) -> list[Pat
     """The patterns with the least peak; None if no plan exists at all. Points without blocks do not count."""
     problem = pulp.LpProblem("least", pulp.LpMinimize)
     blocks = _add_blocks(problem, view, scale)
-    over = pulp.LpVariable("over")
+    over = problem.add_variable("over")
     problem.setObjective(over + pulp.lpSum([]))
     _add_rooms(problem, blocks, rooms, scale, over)
     return [block.pattern() for block in blocks] if run(problem, solver) else None
 
 
-def _add_blocks(problem: Any, view: View, scale: Scale) -> list[BlockProgram]:
+def _add_blocks(problem: Program, view: View, scale: Scale) -> list[BlockProgram]:
     return [add_block(problem, view, index, scale, f"b{place}") for place, index in enumerate(view.class_of)]
 
 
-def _add_rooms(problem: Any, blocks: Sequence[BlockProgram], rooms: Rooms, scale: Scale, over: Any) -> None:
+def _add_rooms(problem: Program, blocks: Sequence[BlockProgram], rooms: Rooms, scale: Scale, over: Expression) -> None:
     """The rows across the blocks, which may exceed their room by `over`. `kept` is a variable to keep rows short."""
-    before: Any = pulp.lpSum([])
+    before: Expression = pulp.lpSum([])
     for place, block in enumerate(blocks):
         for held in block.stages:
             problem.addConstraint(before + held - over <= scale.room(rooms.backward[place]))
-        kept = pulp.LpVariable(f"kept{place}", 0)
+        kept = problem.add_variable(f"kept{place}", 0)
         problem.addConstraint(kept == before + block.kept)
         problem.addConstraint(kept - over <= scale.room(rooms.forward[place]))
         before = kept

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pulp
 
-from hilore_plan.planner.ilp_solver import Scale
+from hilore_plan.planner.ilp_solver import Constraint, Expression, Program, Scale
 from hilore_plan.planner.patterns import Pattern
 from hilore_plan.planner.timeline import ClassView, View
 from hilore_plan.schema.plan import Action
+
+CERTAIN = 0.5  # solvers give binaries to within a tolerance
 
 
 @dataclass(frozen=True)
@@ -18,23 +19,24 @@ class BlockProgram:
     """The variables of one block, and its bytes and seconds as expressions of them in the solver's units."""
 
     cls: ClassView
-    store: dict[int, Any]
-    cast: dict[int, Any]
-    kept: Any
-    stages: list[Any]
-    seconds: Any
+    store: dict[int, Expression]
+    cast: dict[int, Expression]
+    kept: Expression
+    stages: list[Expression]
+    seconds: Expression
 
     def pattern(self) -> Pattern:
         """The actions of the solution just found."""
         return tuple(self._action(unit) for unit in self.cls.units)
 
     def _action(self, unit: int) -> Action:
-        if self.store[unit].value() > 0.5:
+        # a variable without cost or constraint never reaches the solver, and its value is None
+        if (self.store[unit].value() or 0) > CERTAIN:
             return "store"
-        return "cast" if unit in self.cast and self.cast[unit].value() > 0.5 else "recompute"
+        return "cast" if unit in self.cast and (self.cast[unit].value() or 0) > CERTAIN else "recompute"
 
 
-def add_block(problem: Any, view: View, index: int, scale: Scale, prefix: str) -> BlockProgram:
+def add_block(problem: Program, view: View, index: int, scale: Scale, prefix: str) -> BlockProgram:
     """Add the variables and constraints of a block of class number `index` to a problem."""
     return _Builder(problem, view, index, scale, prefix).build()
 
@@ -42,7 +44,7 @@ def add_block(problem: Any, view: View, index: int, scale: Scale, prefix: str) -
 class _Builder:
     """Writes one block's constraints; names as in the table of `ilp`."""
 
-    def __init__(self, problem: Any, view: View, index: int, scale: Scale, prefix: str) -> None:
+    def __init__(self, problem: Program, view: View, index: int, scale: Scale, prefix: str) -> None:
         self.problem, self.view, self.cls, self.scale, self.prefix = problem, view, view.classes[index], scale, prefix
         self.last = self.cls.stages - 1
         self.useful = _useful(self.cls)
@@ -69,18 +71,18 @@ class _Builder:
     def _stages(self) -> range:
         return range(self.cls.stages)
 
-    def _binary(self, name: str) -> Any:
-        return pulp.LpVariable(self.prefix + name, 0, 1, pulp.LpBinary)
+    def _binary(self, name: str) -> Expression:
+        return self.problem.add_variable(self.prefix + name, 0, 1, pulp.LpBinary)
 
-    def _share(self, name: str) -> Any:
-        return pulp.LpVariable(self.prefix + name, 0, 1)
+    def _share(self, name: str) -> Expression:
+        return self.problem.add_variable(self.prefix + name, 0, 1)
 
-    def _wanted(self, op: int, value: int) -> list[Any]:
+    def _wanted(self, op: int, value: int) -> list[Expression]:
         if len(self.cls.ops[op].outputs) == 1:
             return self.ran[op]  # an op with one output runs when that output is wanted
         return [self._share(f"d{value}_{stage}") for stage in self._stages()]
 
-    def _held(self, value: int) -> Any:
+    def _held(self, value: int) -> Expression:
         """1 if the value is stored or cast."""
         if value in self.store:
             return self.store[value] + self.cast.get(value, 0)
@@ -89,14 +91,14 @@ class _Builder:
     def _can_hold(self, value: int) -> bool:
         return value in self.store or value in self.cls.forced
 
-    def _later(self, op: int, stage: int) -> Any:
+    def _later(self, op: int, stage: int) -> Expression:
         """1 if the op runs in this stage or a later one."""
         return self.ran[op][self.last] - self.ran[op][stage - 1] if stage else self.ran[op][self.last]
 
     def _readers(self, value: int) -> list[int]:
         return [op for op in self.cls.readers[value] if op in self.ran]
 
-    def _add(self, constraint: Any) -> None:
+    def _add(self, constraint: Constraint) -> None:
         self.problem.addConstraint(constraint)
 
     # constraints
@@ -139,7 +141,7 @@ class _Builder:
 
     # expressions
 
-    def _kept_bytes(self, value: int) -> Any:
+    def _kept_bytes(self, value: int) -> Expression:
         cls = self.cls
         if value not in self.store:
             return self.scale.bytes(cls.value_bytes[value]) if value in cls.forced else 0
@@ -149,21 +151,21 @@ class _Builder:
         narrow = self.scale.bytes(cls.narrow_bytes[value]) * self.cast[value] if value in self.cast else 0
         return full + narrow
 
-    def _seconds(self) -> Any:
+    def _seconds(self) -> Expression:
         micro, unit = self.view.micro_batches, self.scale.second_unit
         scale = micro * self.view.recompute_scale / unit
         ops = [scale * self.cls.ops[op].seconds * self.ran[op][self.last] for op in self.useful]
         casts = [micro / unit * self.cls.narrow_seconds[value] * cast for value, cast in self.cast.items()]
         return pulp.lpSum(ops + casts)
 
-    def _stage_bytes(self, stage: int) -> Any:
+    def _stage_bytes(self, stage: int) -> Expression:
         cls = self.cls
         held = [self._held_bytes(value, stage) for value in range(len(cls.names)) if value not in cls.free]
         rebuilt = [self._rebuilt(op, value, stage) for op in self.useful for value in cls.ops[op].outputs]
         widened = [self.scale.bytes(cls.value_bytes[value]) * self._wide(value, stage) for value in self.cast]
         return pulp.lpSum([*held, *rebuilt, *widened, self.scale.bytes(cls.stage_working_bytes[stage])])
 
-    def _held_bytes(self, value: int, stage: int) -> Any:
+    def _held_bytes(self, value: int, stage: int) -> Expression:
         """A kept value counts in stage 0, and on to the last stage that needs it."""
         if not self._can_hold(value):
             return 0
@@ -178,7 +180,7 @@ class _Builder:
             for number, (held, size) in enumerate(sizes)
         )
 
-    def _rebuilt(self, op: int, value: int, stage: int) -> Any:
+    def _rebuilt(self, op: int, value: int, stage: int) -> Expression:
         """What an op makes counts in the stage that it runs in, and on to the last stage that needs it."""
         ran, size = self.ran[op], self.scale.bytes(self.cls.value_bytes[value])
         if stage == 0 or not size:
@@ -190,7 +192,7 @@ class _Builder:
             lasting = [made + self._later(reader, stage) - 1 for reader in self._readers(value)]
         return size * self._any(f"a{value}_{stage}", [ran[stage] - ran[stage - 1], *lasting])
 
-    def _wide(self, value: int, stage: int) -> Any:
+    def _wide(self, value: int, stage: int) -> Expression:
         """1 if the widened copy of a cast value is alive: from the first stage that needs it to the last."""
         slots, readers = self.cls.slots[value], self._readers(value)
         by = [1] if slots and slots[0] <= stage else [self.ran[reader][stage] for reader in readers]
@@ -198,7 +200,7 @@ class _Builder:
         cases = [self.cast[value] + first + last - 2 for first in by for last in on]
         return self._any(f"w{value}_{stage}", cases)
 
-    def _any(self, name: str, cases: list[Any]) -> Any:
+    def _any(self, name: str, cases: list[Expression]) -> Expression:
         """A variable that is at least each of the cases; minimising bytes or meeting a limit makes it the largest."""
         if not cases:
             return 0

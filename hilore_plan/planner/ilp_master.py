@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pulp
 
 from hilore_plan.planner.ilp import BlockSolver
-from hilore_plan.planner.ilp_solver import Scale, run
+from hilore_plan.planner.ilp_solver import Constraint, Expression, Scale, run
 from hilore_plan.planner.patterns import Column, column, pareto
 from hilore_plan.planner.rooms import Rooms
 from hilore_plan.planner.timeline import View
 
 ROUNDS = 60
+NODES = 200  # the root and its heuristics find nearly all; equal blocks make the tree hard to finish
 TINY = 1e-7  # prices below this are noise of the linear solver
 
 
@@ -88,7 +88,7 @@ class Master:
         seconds = 0.0 if self.least else 1.0
         columns = [self._near(place, relaxed.prices[place], window) for place in range(len(self.view.blocks))]
         program = _Program(self, columns, seconds, over=self.least, whole=True)
-        return program.chosen() if run(program.problem, self.solver, gap=gap) else None
+        return program.chosen() if run(program.problem, self.solver, gap=gap, nodes=NODES) else None
 
     def _near(self, place: int, prices: Prices, window: float) -> list[Column]:
         pool = self.pools[self.view.class_of[place]]
@@ -146,14 +146,17 @@ class _Program:
         self.problem = pulp.LpProblem("master", pulp.LpMinimize)
         category = pulp.LpBinary if whole else pulp.LpContinuous
         self.shares = [
-            [pulp.LpVariable(f"x{place}_{number}", 0, 1 if whole else None, category) for number in range(len(block))]
+            [
+                self.problem.add_variable(f"x{place}_{number}", 0, 1 if whole else None, category)
+                for number in range(len(block))
+            ]
             for place, block in enumerate(columns)
         ]
-        self.over = pulp.LpVariable("over", 0 if floor else None) if over else 0
+        self.over = self.problem.add_variable("over", 0 if floor else None) if over else 0
         self.problem.setObjective(self._objective())
-        self.one: list[Any] = []
-        self.kept: list[Any] = []
-        self.held: list[list[Any]] = []
+        self.one: list[Expression] = []
+        self.kept: list[Expression] = []
+        self.held: list[list[Expression]] = []
         self._rows()
 
     def chosen(self) -> list[Column]:
@@ -170,7 +173,7 @@ class _Program:
             for one, kept, held in zip(self.one, self.kept, self.held, strict=True)
         )
 
-    def _objective(self) -> Any:
+    def _objective(self) -> Expression:
         unit = self.master.scale.second_unit
         pairs = [
             (share, self.seconds * candidate.cost.seconds / unit)
@@ -181,9 +184,9 @@ class _Program:
 
     def _rows(self) -> None:
         rooms, scale = self.master.rooms, self.master.scale
-        before: Any = pulp.lpSum([])
+        before: Expression = pulp.lpSum([])
         for place, (block, shares) in enumerate(zip(self.columns, self.shares, strict=True)):
-            kept = pulp.LpVariable(f"kept{place}", None)
+            kept = self.problem.add_variable(f"kept{place}", None)
             self.one.append(self._row(pulp.lpSum(shares) == 1))
             sizes = _weighted(shares, [scale.bytes(candidate.cost.kept_bytes) for candidate in block])
             self.kept.append(self._row(kept - before - sizes == 0))
@@ -195,12 +198,12 @@ class _Program:
             before = kept
         self._row(before - self.over <= scale.room(rooms.head))
 
-    def _row(self, constraint: Any) -> Any:
+    def _row(self, constraint: Constraint) -> Constraint:
         self.problem.addConstraint(constraint)
         return constraint
 
 
-def _weighted(shares: Sequence[Any], weights: Sequence[float]) -> Any:
+def _weighted(shares: Sequence[Expression], weights: Sequence[float]) -> Expression:
     return pulp.LpAffineExpression(list(zip(shares, weights, strict=True)))
 
 

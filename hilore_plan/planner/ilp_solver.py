@@ -6,14 +6,19 @@ import math
 import os
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import pulp
 
 from hilore_plan.errors import HiloreError, UsageError
 
+Program: TypeAlias = Any  # PuLP ships no types: a problem, or a solver
+Expression: TypeAlias = Any  # a PuLP variable, a linear expression, or a plain number
+Constraint: TypeAlias = Any  # a PuLP constraint
+
 SOLVERS = ("highs", "cbc")
 SEED = 1
+FEASIBLE_POINT = 2  # HiGHS: kSolutionStatusFeasible
 # A safety net only. A solution cut off by the clock may differ from run to run, so the programs are kept small enough.
 TIME_LIMIT_SECONDS = 120.0
 # Bytes are counted in units that keep a limit below this: solvers compare with a tolerance of 1e-6, which is then less
@@ -57,19 +62,21 @@ def check_solver(name: str) -> None:
     """
     if name not in SOLVERS:
         raise UsageError(f"there is no solver {name!r}", hint=f"choose one of: {', '.join(SOLVERS)}")
-    if not _solver(name, 0.0, False).available():
+    if not _solver(name, 0.0, False, None).available():
         other = SOLVERS[1 - SOLVERS.index(name)]
         raise UsageError(f"the solver {name!r} is not installed", hint=f"install it, or use --solver {other}")
 
 
-def run(problem: Any, solver: str, *, gap: float = 0.0, relaxed: bool = False) -> bool:
+def run(problem: Program, solver: str, *, gap: float = 0.0, relaxed: bool = False, nodes: int | None = None) -> bool:
     """Solve a PuLP problem to an absolute gap (solver units), or its linear relaxation; False if it is infeasible.
+
+    The search stops after `nodes` nodes of the tree with the best solution found, in the same place every time.
 
     Raises:
         SolverError: if the solver found neither a solution nor a proof that there is none.
     """
     try:
-        status = problem.solve(_solver(solver, gap, relaxed))
+        status = _status(problem, _solver(solver, gap, relaxed, nodes))
     except pulp.PulpSolverError as error:
         raise SolverError(f"the solver {solver!r} failed: {error}") from error
     if status == pulp.LpStatusInfeasible:
@@ -79,7 +86,7 @@ def run(problem: Any, solver: str, *, gap: float = 0.0, relaxed: bool = False) -
     return True
 
 
-def bound(problem: Any, gap: float) -> float:
+def bound(problem: Program, gap: float) -> float:
     """A lower bound on the optimum of a problem just solved to `gap`."""
     value = float(problem.objective.value())
     model = getattr(problem, "solverModel", None)
@@ -88,9 +95,18 @@ def bound(problem: Any, gap: float) -> float:
     return min(value, float(model.getInfo().mip_dual_bound))
 
 
+def _status(problem: Program, solver: Program) -> int:
+    try:
+        return int(problem.solve(solver))
+    except KeyError:
+        # PuLP 3.3 has no name for the state in which HiGHS stops at the node limit; the values are assigned by then
+        found = problem.solverModel.getInfo().primal_solution_status == FEASIBLE_POINT
+        return int(pulp.LpStatusOptimal if found else pulp.LpStatusNotSolved)
+
+
 @cache
 def _swallow_banner() -> None:
-    """highspy 1.16 writes a banner to file descriptor 1 once per process, whatever its options: `--json` must stay clean."""
+    """Keep stdout clean: highspy 1.16 writes a banner to it once per process, whatever its options."""
     try:
         stdout = os.dup(1)
     except OSError:  # no stdout at all
@@ -99,7 +115,7 @@ def _swallow_banner() -> None:
     try:
         os.dup2(nowhere, 1)
         problem = pulp.LpProblem("banner")
-        problem += pulp.LpVariable("nothing", 0, 1) >= 0
+        problem += problem.add_variable("nothing", 0, 1) >= 0
         problem.solve(pulp.HiGHS(msg=False, parallel="off"))
     finally:
         os.dup2(stdout, 1)
@@ -107,9 +123,16 @@ def _swallow_banner() -> None:
         os.close(nowhere)
 
 
-def _solver(name: str, gap: float, relaxed: bool) -> Any:
-    options = {"mip": not relaxed, "msg": False, "timeLimit": TIME_LIMIT_SECONDS, "gapAbs": gap, "gapRel": 0.0}
+def _solver(name: str, gap: float, relaxed: bool, nodes: int | None) -> Program:
+    options: dict[str, object] = {
+        "mip": not relaxed,
+        "msg": False,
+        "timeLimit": TIME_LIMIT_SECONDS,
+        "gapAbs": gap,
+        "gapRel": 0.0,
+    }
     if name == "cbc":
-        return pulp.PULP_CBC_CMD(threads=1, options=[f"randomSeed {SEED}", f"randomCbcSeed {SEED}"], **options)
+        seeds = [f"randomSeed {SEED}", f"randomCbcSeed {SEED}"]
+        return pulp.COIN_CMD(path=pulp.PULP_CBC_CMD.pulp_cbc_path, threads=1, maxNodes=nodes, options=seeds, **options)
     _swallow_banner()
-    return pulp.HiGHS(parallel="off", random_seed=SEED, **options)
+    return pulp.HiGHS(parallel="off", random_seed=SEED, mip_max_nodes=nodes, **options)

@@ -10,18 +10,20 @@ from hilore_plan.planner.patterns import Column, Pattern, column
 from hilore_plan.planner.rooms import Rooms, fits, slack_of
 from hilore_plan.planner.timeline import View
 
-SOLVES = 24  # a bound on the work, not on the quality: patterns from the master leave little to gain
+SOLVES = 12  # a bound on the work, not on the quality: patterns from the master leave little to gain
 
 
-def fill(view: View, rooms: Rooms, columns: Sequence[Column], blocks: Sequence[BlockSolver]) -> list[Column]:
-    """The plan with its leftover room used, never slower than the one given."""
+def fill(
+    view: View, rooms: Rooms, columns: Sequence[Column], blocks: Sequence[BlockSolver], enough: float
+) -> list[Column]:
+    """The plan with its leftover room used, never slower than the one given; not tried further at `enough` seconds."""
     chosen = list(columns)
     tried: set[tuple[int, Pattern, int, int]] = set()
     changed = True
     while changed:
         changed = False
         for place, index in enumerate(view.class_of):
-            if chosen[place].cost.seconds == 0:
+            if chosen[place].cost.seconds == 0 or sum(block.cost.seconds for block in chosen) <= enough:
                 continue
             kept, held = slack_of(rooms, [block.cost for block in chosen], place)
             key = index, chosen[place].pattern, kept, held

@@ -39,11 +39,14 @@ def recompute_all(cls: ClassView) -> Pattern:
 def store_all(view: View, index: int) -> Column:
     """Keep every slot; other inputs only if something has to be rebuilt from them all the same."""
     cls = view.classes[index]
-    slots_only: Pattern = tuple("store" if cls.slots[unit] else "recompute" for unit in cls.units)
+    everything: Pattern = ("store",) * len(cls.units)
+    slots_only: Pattern = tuple(
+        action if cls.slots[unit] else "recompute" for unit, action in zip(cls.units, everything, strict=True)
+    )
     try:
         return column(view, index, slots_only)
     except UnrecoverableError:
-        return column(view, index, ("store",) * len(cls.units))
+        return column(view, index, everything)
 
 
 def pareto(columns: Sequence[Column]) -> list[Column]:

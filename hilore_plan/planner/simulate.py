@@ -103,13 +103,22 @@ def block_cost(view: View, index: int, pattern: Sequence[Action]) -> BlockCost:
     """The cost of a block of class number `index` under one action per unit, in the order of `units`."""
     cls = view.classes[index]
     kept = _kept(cls, pattern)
+    held = _kept_bytes(cls, kept)
     ran = _program(cls, kept)
     needs = [_needs(cls, ran, value) for value in range(len(cls.names))]
-    stages = tuple(_stage(cls, kept, ran, needs, stage) for stage in range(cls.stages))
+    rebuilt = _rebuilt(cls, kept, ran, needs)
+    stages = tuple(
+        StageBytes(
+            sum(count for value, count in held.items() if stage <= max(needs[value], default=0)),
+            sum(cls.value_bytes[value] for value, first, last in rebuilt if first <= stage <= last),
+            cls.stage_working_bytes[stage],
+        )
+        for stage in range(cls.stages)
+    )
     scale = view.micro_batches * view.recompute_scale
     seconds = scale * sum(cls.ops[op].seconds for op in sorted(ran))
     casts = sum(cls.narrow_seconds[value] for value, action in kept.items() if action == "cast")
-    return BlockCost(sum(_kept_bytes(cls, kept).values()), stages, seconds + view.micro_batches * casts)
+    return BlockCost(sum(held.values()), stages, seconds + view.micro_batches * casts)
 
 
 def assemble(view: View, costs: Sequence[BlockCost]) -> Simulation:
@@ -163,30 +172,21 @@ def _needs(cls: ClassView, ran: Mapping[int, int], value: int) -> list[int]:
     return [*cls.slots[value], *(ran[op] for op in cls.readers[value] if op in ran)]
 
 
-def _stage(
-    cls: ClassView, kept: Mapping[int, Action], ran: Mapping[int, int], needs: Sequence[Sequence[int]], stage: int
-) -> StageBytes:
-    held = sum(count for value, count in _kept_bytes(cls, kept).items() if stage <= max(needs[value], default=0))
-    rebuilt = sum(cls.value_bytes[value] for value in _rebuilt(cls, kept, ran, needs, stage))
-    widened = sum(
-        cls.value_bytes[value]
-        for value, action in kept.items()
-        if action == "cast" and needs[value] and min(needs[value]) <= stage <= max(needs[value])
-    )
-    return StageBytes(held, rebuilt + widened, cls.stage_working_bytes[stage])
-
-
 def _rebuilt(
-    cls: ClassView, kept: Mapping[int, Action], ran: Mapping[int, int], needs: Sequence[Sequence[int]], stage: int
-) -> list[int]:
-    """The rebuilt values alive in a stage: all that an op makes in its own stage, afterwards what is still needed."""
-    alive = []
-    for op, started in ran.items():
-        for value in cls.ops[op].outputs:
-            last = started if value in kept else max(needs[value], default=started)
-            if started <= stage <= last:
-                alive.append(value)
-    return alive
+    cls: ClassView, kept: Mapping[int, Action], ran: Mapping[int, int], needs: Sequence[Sequence[int]]
+) -> list[tuple[int, int, int]]:
+    """What is made in backward, with its first and last stage.
+
+    All that an op makes is there in its own stage, and afterwards while it is needed. A cast value's widened copy is
+    there from the first stage that needs it to the last.
+    """
+    made = [
+        (value, stage, stage if value in kept else max(needs[value], default=stage))
+        for op, stage in ran.items()
+        for value in cls.ops[op].outputs
+    ]
+    casts = [value for value, action in kept.items() if action == "cast" and needs[value]]
+    return made + [(value, min(needs[value]), max(needs[value])) for value in casts]
 
 
 def _forward(view: View, costs: Sequence[BlockCost]) -> list[PointBytes]:

@@ -1,0 +1,154 @@
+"""The simulator against an example worked out by hand, and its refusals."""
+
+from __future__ import annotations
+
+import pytest
+from strategies import Graph, llama_profile, outside, profile_of
+
+from hilore_plan.errors import UsageError
+from hilore_plan.planner.simulate import PointBytes, UnrecoverableError, simulate, timeline
+from hilore_plan.planner.timeline import point_names, view_at
+from hilore_plan.schema.plan import Action
+from hilore_plan.schema.profile import Point, Profile
+from hilore_plan.schema.record import Mode
+
+MODE = Mode(step_seconds=100.0, peak_bytes=10_000)
+
+
+def staged_profile(accumulation: bool = True) -> Profile:
+    """Two blocks of x -> a -> b -> c in two stages: c and b are slots of stage 0, a of stage 1; b is castable."""
+    graph = Graph()
+    x = graph.input("x", 100, keepable=True)
+    a = graph.op("a", [x], 40, 1.0, 1)
+    b = graph.op("b", [a], 80, 2.0, 0, narrow="bfloat16")
+    graph.op("c", [b], 7, 4.0, 0)
+    cls = graph.block_class("Layer", range(2), 2)
+    measure = graph.measure(1, 2).model_copy(update={"stage_working_bytes": (5, 3), "forward_working_bytes": 11})
+    around = outside(
+        2,
+        parameter_bytes=1000,
+        optimizer_bytes=2000,
+        batch_bytes=10,
+        gradient_bytes=500,
+        head_gradient_bytes=50,
+        block_gradient_bytes=(100, 150),
+        embedding_bytes=20,
+        head_working_bytes=30,
+        embedding_working_bytes=9,
+        optimizer_working_bytes=6,
+    )
+    point = Point(
+        tokens=1, batch=1, length=1, classes=(measure,), outside=around, store=MODE, gc=MODE, recompute_scale=0.5
+    )
+    return profile_of([cls], [point], accumulation, micro_batches=3)
+
+
+def acts(x: Action, a: Action, b: Action, c: Action) -> dict[str, Action]:
+    return {"x": x, "a": a, "b": b, "c": c}
+
+
+def test_staged_rebuild_by_hand() -> None:
+    """Block 0 keeps x and b: stage 0 rebuilds c from b, stage 1 rebuilds a from x. Block 1 keeps x alone."""
+    view = view_at(staged_profile(), 1)
+    actions = [acts("store", "recompute", "store", "recompute"), acts("store", "recompute", "recompute", "recompute")]
+    result = simulate(view, actions)
+    fixed = 1000 + 2000 + 10 + 20
+    assert result.points == (
+        PointBytes("forward:0", fixed, 500, 180, 0, 11),
+        PointBytes("forward:1", fixed, 500, 280, 0, 11),
+        PointBytes("head", fixed, 500, 280, 0, 30),
+        # stage 0 of block 1 runs a, b and c; x is needed by nothing afterwards, a is a slot of stage 1
+        PointBytes("backward:1:0", fixed, 500, 180 + 100, 40 + 80 + 7, 5),
+        PointBytes("backward:1:1", fixed, 500, 180 + 0, 40, 3),
+        # b is no longer needed in stage 1 of block 0, but x is: a is rebuilt from it there
+        PointBytes("backward:0:0", fixed, 500, 100 + 80, 7, 5),
+        PointBytes("backward:0:1", fixed, 500, 100, 40, 3),
+        PointBytes("embedding", fixed, 500, 0, 0, 9),
+        PointBytes("optimizer", fixed - 20, 500, 0, 0, 6),
+    )
+    assert result.binding == "backward:1:0"
+    assert result.peak_bytes == fixed + 500 + 280 + 127 + 5
+    # three micro-batches at half the ops' own seconds: a and c in block 0, a, b and c in block 1
+    assert result.recompute_seconds == pytest.approx(3 * 0.5 * ((1 + 4) + (1 + 2 + 4)))
+    assert result.step_seconds == pytest.approx(100 + result.recompute_seconds)
+    assert tuple(point.name for point in result.points) == point_names(view)
+    assert timeline(view, actions) == result.points
+
+
+def test_cast_keeps_the_narrow_bytes_and_widens_while_needed() -> None:
+    view = view_at(staged_profile(), 1)
+    actions = [acts("store", "store", "cast", "store")] * 2
+    points = {point.name: point for point in timeline(view, actions)}
+    kept = 100 + 40 + 40 + 7
+    assert points["forward:0"].kept == kept
+    # x is needed by nothing, yet it is there until backward of its block begins
+    assert (points["backward:0:0"].kept, points["backward:0:0"].rebuilt) == (kept, 80)
+    assert (points["backward:0:1"].kept, points["backward:0:1"].rebuilt) == (40, 0)
+    seconds = view.classes[0].narrow_seconds[2]
+    assert seconds > 0
+    assert simulate(view, actions).recompute_seconds == pytest.approx(3 * 2 * seconds)
+
+
+def test_gradients_arise_without_accumulation() -> None:
+    view = view_at(staged_profile(accumulation=False), 1)
+    points = {point.name: point.gradients for point in timeline(view, [acts("store", *["recompute"] * 3)] * 2)}
+    assert points == {
+        "forward:0": 0,
+        "forward:1": 0,
+        "head": 50,
+        "backward:1:0": 50 + 150,
+        "backward:1:1": 50 + 150,
+        "backward:0:0": 50 + 150 + 100,
+        "backward:0:1": 50 + 150 + 100,
+        "embedding": 500,
+        "optimizer": 500,
+    }
+
+
+def test_what_cannot_be_found_is_refused() -> None:
+    view = view_at(staged_profile(), 1)
+    with pytest.raises(UnrecoverableError, match="Layer: nothing can rebuild x"):
+        simulate(view, [acts(*["recompute"] * 4)] * 2)
+    with pytest.raises(UnrecoverableError, match="a has no narrower form"):
+        simulate(view, [acts("store", "cast", "recompute", "recompute")] * 2)
+
+
+def test_the_output_of_a_random_op_must_be_kept() -> None:
+    graph = Graph()
+    x = graph.input("x", 10, keepable=True)
+    mask = graph.op("mask", [x], 5, 1.0, 0, recomputable=False)
+    graph.op("dropped", [x, mask], 10, 1.0, 0)
+    point = staged_profile().points[0].model_copy(update={"classes": (graph.measure(1, 1),), "outside": outside(1)})
+    view = view_at(profile_of([graph.block_class("Layer", [0], 1)], [point]), 1)
+    simulate(view, [{"x": "store", "mask": "store", "dropped": "recompute"}])
+    with pytest.raises(UnrecoverableError, match="mask cannot be recomputed"):
+        simulate(view, [{"x": "store", "mask": "recompute", "dropped": "recompute"}])
+
+
+def test_every_output_of_an_op_counts_in_its_own_stage() -> None:
+    graph = Graph()
+    x = graph.input("x", 10, keepable=True)
+    graph.op_many("pair", [x], [("used", 20, (0, 1)), ("kept", 30, (1,))], 1.0)
+    point = staged_profile().points[0].model_copy(update={"classes": (graph.measure(1, 2),), "outside": outside(1)})
+    view = view_at(profile_of([graph.block_class("Layer", [0], 2)], [point]), 1)
+    points = {point.name: point for point in timeline(view, [{"x": "store", "used": "recompute", "kept": "store"}])}
+    assert points["backward:0:0"].rebuilt == 20 + 30
+    assert points["backward:0:1"].rebuilt == 20
+
+
+def test_interpolation() -> None:
+    profile = llama_profile(blocks=2, lengths=(100, 300))
+    low, high = (view_at(profile, tokens) for tokens in (100, 300))
+    middle = view_at(profile, 151)
+    for before, between, after in zip(
+        low.classes[0].value_bytes, middle.classes[0].value_bytes, high.classes[0].value_bytes, strict=True
+    ):
+        assert between == -(-(before * 149 + after * 51) // 200)
+    assert middle.store.step_seconds == pytest.approx(
+        (low.store.step_seconds * 149 + high.store.step_seconds * 51) / 200
+    )
+    assert view_at(profile, 7).classes == low.classes
+    assert view_at(profile, 100).classes[0].value_bytes == profile.points[0].classes[0].value_bytes
+    assert high.outside == profile.points[1].outside
+    with pytest.raises(UsageError, match="301 are more"):
+        view_at(profile, 301)
