@@ -29,7 +29,6 @@ MODEL is a hub id, a local folder, builtin:NAME or package.module:factory.
 app = typer.Typer(
     name="hilore",
     help=HELP,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: it is there at once, and readable without colour
@@ -82,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            return get_command(app).main(list(arguments), prog_name="hilore", standalone_mode=False) or 0
+            return get_command(app).main(list(arguments) or ["--help"], prog_name="hilore", standalone_mode=False) or 0
         except HiloreError as error:
             return _report(error)
         except typer.TyperException as error:

@@ -18,9 +18,10 @@ def apply(
         Path | None, typer.Option(help="Also write the report of the run to this file, as JSON.", show_default=False)
     ] = None,
 ) -> None:
-    """Run any training command with the plan attached to its TRL GRPOTrainer.
+    """Run a training command under a plan.
 
-    The command needs no change. Its exit code and signals pass through, and a report follows its output.
+    The plan attaches itself to the command's TRL GRPOTrainer. The command needs no change. Its exit code and
+    signals pass through, and a report follows its output.
 
     Example: hilore apply plans/x.json -- python train.py --steps 100
     """

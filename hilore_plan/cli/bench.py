@@ -21,10 +21,10 @@ def bench(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite that file.")] = False,
 ) -> None:
-    """Measure a plan beside gradient checkpointing and others: step time, peak memory, gradients.
+    """Measure a plan beside other ways to train.
 
-    A step is a whole actor update. The modes take turns, each in a process of its own, so that a machine that drifts
-    is equally unfair to all.
+    Compares step time, peak memory and gradients. A step is a whole actor update. The modes take turns, each in a
+    process of its own, so that a machine that drifts     is equally unfair to all.
     """
     from hilore_plan.cli import rows, ui
     from hilore_plan.cli.devices import check_device

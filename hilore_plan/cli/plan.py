@@ -42,10 +42,11 @@ def plan(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of a table.")] = False,
 ) -> None:
-    """Choose the best mix of store, cast and recompute under a memory budget, and write it as a plan.
+    """Choose the best mix under a memory budget.
 
-    The budget is the peak of all device memory: parameters, gradients, optimizer and activations. 1.1x-gc allows 10 %
-    more than gradient checkpointing takes.
+    The result is a plan: whether to store, cast or recompute each saved value of each block, by size of
+    micro-batch. The budget is the peak of all device memory: parameters, gradients, optimizer and activations.
+    1.1x-gc allows 10 % more than gradient checkpointing takes.
     """
     from hilore_plan.quantities import Budget
     from hilore_plan.schema.io import check_writable, load_profile, save

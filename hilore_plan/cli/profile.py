@@ -55,9 +55,11 @@ def profile(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of tables.")] = False,
 ) -> None:
-    """Measure what each choice costs on this machine, and write a profile.
+    """Measure what each choice costs here.
 
-    The workload is one GRPO actor update: two micro-batches of BATCH rows, each PROMPT_TOKENS + RESPONSE_TOKENS long.
+    The result is a profile: seconds of every op, bytes of every value, and what the two plain modes cost as a
+    whole. The workload is one GRPO actor update: two micro-batches of BATCH rows, each PROMPT_TOKENS +
+    RESPONSE_TOKENS long.
     """
     from hilore_plan.cli.options import read_options
 

@@ -24,10 +24,10 @@ _WEIGHTS_NOTE = (
 def describe(workload: Workload) -> str:
     """A workload in one line."""
     lora = f", LoRA rank {workload.lora_rank}" if workload.lora_rank else ""
-    accumulation = "accumulated" if workload.accumulation else "not accumulated"
+    gradients = "accumulated" if workload.accumulation else "not accumulated"
     return (
         f"{workload.source}, {workload.dtype}{lora}: {workload.micro_batches} micro-batches of {workload.batch} x "
-        f"({workload.prompt_tokens} + {workload.response_tokens}) tokens, {workload.head} head, gradients {accumulation}"
+        f"({workload.prompt_tokens} + {workload.response_tokens}) tokens, {workload.head} head, gradients {gradients}"
     )
 
 

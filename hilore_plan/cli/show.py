@@ -31,7 +31,10 @@ def show(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the file's content as JSON instead of tables.")] = False,
 ) -> None:
-    """Print what a profile, plan or bench file says: per block and unit, action, bytes and time."""
+    """Print what a profile, plan or bench file says.
+
+    Of a plan: every entry, and per block and unit the action. Of a profile: bytes and seconds of every unit.
+    """
     from hilore_plan.cli import ui
     from hilore_plan.schema.io import check_writable, load_document, load_profile
 

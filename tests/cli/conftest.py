@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import samples
+from command_line import Outcome, Run
 
 from hilore_plan.cli.app import run
 from hilore_plan.profiler.malloc import malloc_environment
 from hilore_plan.schema.io import save
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command line came to."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture
@@ -49,7 +36,8 @@ def fresh_hilore() -> Run:
     """Run a command line as a user would, in a new process. `before` is Python code that runs first."""
 
     def call(*arguments: object, before: str = "", after: str = "") -> Outcome:
-        program = f"import sys\n{before}\nfrom hilore_plan.cli.app import run\ncode = run(sys.argv[1:])\n{after}\nsys.exit(code)"
+        steps = ("import sys", before, "from hilore_plan.cli.app import run", "code = run(sys.argv[1:])", after)
+        program = "\n".join([*steps, "sys.exit(code)"])
         command = [sys.executable, "-c", program, *(str(argument) for argument in arguments)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         return Outcome(done.returncode, done.stdout, done.stderr)
