@@ -1,8 +1,8 @@
 """The models that tests run on: every transformers family of `builtin_models`, and hand-written awkward blocks.
 
 Each is a `Case`: a model with repeated blocks in `layers` (or where its family has them), inputs for it, and a loss
-whose gradient reaches every parameter. Compare two runs on two builds with the same seed; `stateful` cases change their own
-buffers in forward, so never on one build.
+whose gradient reaches every parameter. Compare two runs on two builds with the same seed; `stateful` cases change
+their own buffers in forward, so never on one build.
 """
 
 from __future__ import annotations
