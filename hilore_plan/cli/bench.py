@@ -24,7 +24,7 @@ def bench(
     """Measure a plan beside other ways to train.
 
     Compares step time, peak memory and gradients. A step is a whole actor update. The modes take turns, each in a
-    process of its own, so that a machine that drifts     is equally unfair to all.
+    process of its own, so that a machine that drifts is equally unfair to all.
     """
     from hilore_plan.cli import rows, ui
     from hilore_plan.cli.devices import check_device
