@@ -13,12 +13,19 @@ import re
 import statistics
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import reasoning_gym
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback, TrainerControl, TrainerState
+from reasoning_gym.factory import ProceduralDataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PrinterCallback,
+    TrainerCallback,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 NUMBER = re.compile(r"-?\d+")
@@ -41,7 +48,7 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def questions(size: int, seed: int) -> tuple[Any, Dataset]:
+def questions(size: int, seed: int) -> tuple[ProceduralDataset, Dataset]:
     """The task with its verifier, and its questions as chat prompts."""
     task = reasoning_gym.create_dataset(
         "chain_sum", size=size, seed=seed, min_terms=2, max_terms=2, min_digits=1, max_digits=1
@@ -50,10 +57,10 @@ def questions(size: int, seed: int) -> tuple[Any, Dataset]:
     return task, Dataset.from_list(rows)
 
 
-def reward_of(task: Any) -> Any:
+def reward_of(task: ProceduralDataset) -> Callable[..., list[float]]:
     """A reward function: the verifier's score of the last number that a completion names."""
 
-    def correct(completions: list[Any], index: list[int], **_: Any) -> list[float]:
+    def correct(completions: list[Any], index: list[int], **_: object) -> list[float]:
         texts = [completion[0]["content"] for completion in completions]
         return [score(text, task[i]) for text, i in zip(texts, index, strict=True)]
 
@@ -65,29 +72,27 @@ def reward_of(task: Any) -> Any:
 
 
 class StepTimes(TrainerCallback):
-    """Prints a line per step: seconds, loss, reward and gradient norm."""
+    """Prints a line per step: seconds (generation, reward, forward, backward, optimizer), loss, reward, gradient."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
         self.seconds: list[float] = []
         self.began = 0.0
 
-    def on_step_begin(self, args: GRPOConfig, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """The clock starts: generation, reward, forward, backward and optimizer are a step."""
+    def on_step_begin(self, *_: object, **__: object) -> None:
+        """The clock starts."""
         self.began = time.perf_counter()
 
-    def on_step_end(self, args: GRPOConfig, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, *_: object, **__: object) -> None:
         """The clock stops."""
         self.seconds.append(time.perf_counter() - self.began)
 
-    def on_log(
-        self, args: GRPOConfig, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
-    ) -> None:
+    def on_log(self, *_: object, logs: dict[str, float], **__: object) -> None:
         """One line about the step that just ended."""
         if "reward" in logs:
             print(
-                f"step {state.global_step}/{state.max_steps}  {self.seconds[-1]:6.2f} s  "
-                f"loss {float(logs['loss']):+.4f}  reward {float(logs['reward']):.2f}  "
-                f"gradient norm {float(logs['grad_norm']):.3f}",
+                f"step {len(self.seconds)}/{self.steps}  {self.seconds[-1]:6.2f} s  loss {float(logs['loss']):+.4f}  "
+                f"reward {float(logs['reward']):.2f}  gradient norm {float(logs['grad_norm']):.3f}",
                 flush=True,
             )
 
@@ -105,6 +110,7 @@ def main() -> None:
         per_device_train_batch_size=asked.batch,
         gradient_accumulation_steps=asked.accumulation,
         num_generations=asked.generations,
+        generation_kwargs={"use_cache": True},  # TrainingArguments turns the cache off, also for generating
         max_completion_length=asked.completion_tokens,
         learning_rate=asked.learning_rate,
         gradient_checkpointing=asked.gradient_checkpointing,
@@ -116,7 +122,7 @@ def main() -> None:
         report_to="none",
         disable_tqdm=True,
     )
-    times = StepTimes()
+    times = StepTimes(asked.steps)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward_of(task),

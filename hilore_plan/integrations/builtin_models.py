@@ -85,7 +85,7 @@ def build(
     if lora_rank:
         model = add_lora(model, lora_rank, seed=seed)
     model = model.to(where).train()
-    return LoadedModel(model, _name(source), tokenizer, _vocab_size(model))
+    return LoadedModel(model, _name(source), tokenizer, vocabulary_size(model))
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -164,7 +164,7 @@ def _name(source: str) -> str:
     return path.resolve().name if path.is_dir() else source
 
 
-def _vocab_size(model: nn.Module) -> int:
+def vocabulary_size(model: nn.Module) -> int:
     """Tokens that the model takes: rows of its input embedding, else of the first embedding that it has."""
     getter = getattr(model, "get_input_embeddings", None)
     embedding = getter() if callable(getter) else None

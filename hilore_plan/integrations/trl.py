@@ -1,0 +1,133 @@
+"""A plan in TRL's `GRPOTrainer`, through `_compute_loss(self, model, inputs)`.
+
+TRL calls that method once per micro-batch, right before forward, with everything known that a plan entry depends on; no
+trainer callback runs at that moment. The plan attaches at the first training micro-batch, when the trainer has put its
+wrappers around the model. Backward runs after the method has returned: a frame keeps the entry that its forward had.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hilore_plan.errors import RefusedError
+from hilore_plan.runtime.attach import Runtime, apply
+from hilore_plan.schema.io import load_plan
+from hilore_plan.schema.plan import Plan
+
+METHOD = "_compute_loss"
+_ATTENDED = ("prompt_ids", "completion_ids")
+
+
+class Attachment:
+    """A plan waiting in a trainer or a trainer class; `undo` takes it out again and restores the models."""
+
+    def __init__(self, target: Any, plan: Plan) -> None:  # noqa: ANN401 - a trainer or a class of them
+        self._target = target
+        self._plan = plan
+        self._runtimes: weakref.WeakKeyDictionary[nn.Module, Runtime] = weakref.WeakKeyDictionary()
+        self._wrapped = _wrapped(getattr(target, METHOD), self, bound=not isinstance(target, type))
+        self._had = METHOD in vars(target)
+        self._before = vars(target).get(METHOD)
+        setattr(target, METHOD, self._wrapped)
+
+    @property
+    def runtimes(self) -> list[Runtime]:
+        """The runtimes so far, one per model that a trainer trained."""
+        return list(self._runtimes.values())
+
+    def undo(self) -> None:
+        """Restores the trainer and every model; a second call does nothing."""
+        if vars(self._target).get(METHOD) is self._wrapped:
+            if self._had:
+                setattr(self._target, METHOD, self._before)
+            else:
+                delattr(self._target, METHOD)
+        for runtime in self.runtimes:
+            runtime.detach()
+        self._runtimes.clear()
+
+    def runtime_of(self, trainer: Any, model: nn.Module) -> Runtime:  # noqa: ANN401 - TRL isn't imported here
+        """The runtime of the model that `trainer` trains; attached if this is the first micro-batch.
+
+        Raises:
+            RefusedError: the trainer checkpoints with `use_reentrant=True`.
+            PlanMismatchError: the plan was made for another model.
+        """
+        bare: nn.Module = trainer.accelerator.unwrap_model(model)
+        runtime = self._runtimes.get(bare)
+        if runtime is None:
+            refuse_reentrant(trainer.args)
+            runtime = self._runtimes[bare] = apply(bare, self._plan)
+        return runtime
+
+
+def attach_to(trainer_or_class: Any, plan: Plan | str | Path) -> Attachment:  # noqa: ANN401 - TRL isn't imported here
+    """Runs a `GRPOTrainer`, or every instance of that class, under `plan`.
+
+    Raises:
+        RefusedError: this version of TRL has no `_compute_loss` to attach to.
+        FileError: the plan cannot be read.
+    """
+    if not callable(getattr(trainer_or_class, METHOD, None)):
+        name = getattr(trainer_or_class, "__name__", type(trainer_or_class).__name__)
+        raise RefusedError(f"{name} has no method {METHOD}, where a plan attaches", "pip install 'trl>=1.15'")
+    return Attachment(trainer_or_class, plan if isinstance(plan, Plan) else load_plan(plan))
+
+
+def install(plan: Plan | str | Path) -> Attachment:
+    """`attach_to` the `GRPOTrainer` class itself."""
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    return attach_to(GRPOTrainer, plan)
+
+
+def refuse_reentrant(arguments: Any) -> None:  # noqa: ANN401 - TrainingArguments
+    """Stops a run that would lose gradients.
+
+    Reentrant checkpointing of some layers beside planned ones silently drops gradients where the inputs need none.
+
+    Raises:
+        RefusedError: `arguments` ask for reentrant gradient checkpointing.
+    """
+    settings = getattr(arguments, "gradient_checkpointing_kwargs", None) or {}
+    if getattr(arguments, "gradient_checkpointing", False) and settings.get("use_reentrant"):
+        raise RefusedError(
+            "the trainer asks for gradient checkpointing with use_reentrant=True, which loses gradients under a plan",
+            "leave out use_reentrant in gradient_checkpointing_kwargs, or set it to False",
+        )
+
+
+def count_tokens(inputs: dict[str, Any]) -> int:
+    """Tokens of a micro-batch, padding included."""
+    return sum(inputs[name].numel() for name in _ATTENDED)
+
+
+def _wrapped(original: Callable[..., Any], attachment: Attachment, *, bound: bool) -> Callable[..., Any]:
+    def planned(trainer: Any, model: nn.Module, inputs: dict[str, Any], call: Callable[[], Any]) -> Any:  # noqa: ANN401
+        if not (model.training and torch.is_grad_enabled()):
+            return call()
+        runtime = attachment.runtime_of(trainer, model)
+        with runtime.microbatch(tokens=count_tokens(inputs)):
+            return call()
+
+    if bound:
+        trainer = original.__self__  # type: ignore[attr-defined]
+
+        @wraps(original)
+        def on_instance(model: nn.Module, inputs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever TRL returns
+            return planned(trainer, model, inputs, lambda: original(model, inputs))
+
+        return on_instance
+
+    @wraps(original)
+    def on_class(self: Any, model: nn.Module, inputs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever TRL returns
+        return planned(self, model, inputs, lambda: original(self, model, inputs))
+
+    return on_class
