@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
-from importlib import metadata
 
 import torch
 from torch import nn
 
-from hilore_plan.errors import DeviceError
 from hilore_plan.integrations.builtin_models import build
+from hilore_plan.profiler.environment import resolve_device
 from hilore_plan.profiler.step import ActorStep
 from hilore_plan.schema.record import Workload
 
 
 @dataclass(frozen=True)
 class Built:
-    """A model and the actor update over it."""
+    """A model, the actor update over it, and the vocabulary of its synthetic data."""
 
     model: nn.Module
     step: ActorStep
+    vocab_size: int
+    seed: int
 
 
 def build_workload(workload: Workload, device: str, seed: int = 0) -> Built:
     """The workload's model in its dtype on `device`, with seeded data: equal in every process."""
-    options = {"dtype": workload.dtype, "attention": workload.attention, "lora_rank": workload.lora_rank}
-    loaded = build(workload.source, device=device, seed=seed, **options)  # type: ignore[arg-type]
-    step = ActorStep(loaded.model, workload, vocab_size=loaded.vocab_size, device=torch.device(device), seed=seed)
-    return Built(loaded.model, step)
+    where = resolve_device(device)
+    loaded = build(
+        workload.source,
+        dtype=workload.dtype,
+        attention=workload.attention,
+        lora_rank=workload.lora_rank,
+        device=device,
+        seed=seed,
+    )
+    step = ActorStep(loaded.model, workload, vocab_size=loaded.vocab_size, device=where, seed=seed)
+    return Built(loaded.model, step, loaded.vocab_size, seed)
+
+
+def resized(built: Built, workload: Workload) -> Built:
+    """The same model and optimizer under an update of another size."""
+    old = built.step
+    torch.manual_seed(built.seed)
+    step = ActorStep(
+        built.model,
+        workload,
+        vocab_size=built.vocab_size,
+        device=old.device,
+        seed=built.seed,
+        loss=old.loss,
+        optimizer=old.optimizer,
+    )
+    return Built(built.model, step, built.vocab_size, built.seed)

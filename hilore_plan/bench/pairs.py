@@ -1,0 +1,148 @@
+"""`run_bench`: a plan and the modes it is compared with, each in its own process, their steps taken in turn."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from hilore_plan.bench.modes import AGAINST, PLAN, check_modes
+from hilore_plan.bench.process import ModeProcess
+from hilore_plan.errors import RecoveryError, UsageError
+from hilore_plan.profiler.environment import describe_environment
+from hilore_plan.progress import Progress, Silent
+from hilore_plan.schema.bench import Bench, ModeResult, Spread
+from hilore_plan.schema.io import save
+from hilore_plan.schema.plan import Plan
+from hilore_plan.schema.record import Mode
+
+
+@dataclass
+class _Measured:
+    """What is known of one mode so far."""
+
+    name: str
+    process: ModeProcess
+    gradient_error: float = 0.0
+    peak_bytes: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+
+def run_bench(
+    plan: Plan, *, against: Sequence[str] = AGAINST, pairs: int = 7, progress: Progress | None = None
+) -> Bench:
+    """Measures the plan's largest entry beside other modes, and `gc` always, because figures are relative to it.
+
+    Gradients are compared first, then peaks are taken, then `pairs` rounds of one step of each mode.
+
+    Args:
+        plan: its workload says what is run; every process builds the model anew from the workload's source.
+        against: names of modes.
+        pairs: rounds of timing.
+        progress: told about each measurement.
+
+    Raises:
+        UsageError: an unknown mode or no pairs.
+        RecoveryError: the plan's gradient differs from that of store-everything: no speed is worth showing then.
+    """
+    check_modes(against)
+    if pairs < 1:
+        raise UsageError(f"{pairs} pairs are too few", "give --pairs 1 or more; 7 for a figure to rely on")
+    names = [PLAN, *(name for name in AGAINST if name in {*against, "gc"})]
+    told = progress or Silent()
+    told.start("measuring", 2 * len(names) + 1 + pairs * len(names))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hilore-bench-")))
+        modes = _start(plan, names, folder, stack, told)
+        _measure_peaks(modes, told)
+        _time(modes, pairs, told)
+    told.finish()
+    return _document(plan, modes, pairs)
+
+
+def _start(plan: Plan, names: Sequence[str], folder: Path, stack: ExitStack, progress: Progress) -> list[_Measured]:
+    """Starts every mode and checks its gradient; the reference's process is kept if its mode was asked for."""
+    path, device = folder / "plan.json", plan.environment.device
+    save(plan, path)
+    reference = folder / "gradient.pt"
+    store = ModeProcess("store", plan.workload, device)
+    with ExitStack() as unwanted:
+        (stack if "store" in names else unwanted).push(store)
+        store.save_gradient(reference)
+    progress.advance(f"gradients: {names[0]}")
+    modes = []
+    for name in names:
+        if name == "store":
+            modes.append(_Measured(name, store))
+        else:
+            process = stack.enter_context(ModeProcess(name, plan.workload, device, plan=path if name == PLAN else None))
+            modes.append(_Measured(name, process, process.gradient_error(reference)))
+        refuse_wrong(name, modes[-1].gradient_error)
+        progress.advance("gradients")
+    reference.unlink()
+    return modes
+
+
+def refuse_wrong(name: str, gradient_error: float) -> None:
+    """Raises if the plan's gradient is not, bit for bit, that of store-everything; other modes only report theirs."""
+    if name == PLAN and gradient_error != 0.0:
+        raise RecoveryError(
+            f"the plan changes the gradient: relative error {gradient_error:.3g} where 0.0 is expected; no speed is shown",
+            "this is a fault in hilore, not in your model: please report it with the plan file",
+        )
+
+
+def _measure_peaks(modes: Sequence[_Measured], progress: Progress) -> None:
+    """One step first, for the optimizer's state to be there; the recorded step warms the mode up."""
+    for measured in modes:
+        measured.process.warm()
+        measured.peak_bytes = measured.process.peak_bytes()
+        progress.advance("peaks")
+
+
+def _time(modes: Sequence[_Measured], pairs: int, progress: Progress) -> None:
+    for number in range(pairs):
+        for measured in modes:
+            measured.seconds.append(measured.process.step_seconds())
+            progress.advance(f"round {number + 1} of {pairs}")
+
+
+def _document(plan: Plan, modes: Sequence[_Measured], pairs: int) -> Bench:
+    gc = next(measured for measured in modes if measured.name == "gc")
+    return Bench(
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        pairs=pairs,
+        workload=plan.workload,
+        environment=describe_environment(torch.device(plan.environment.device)),
+        modes=tuple(_result(measured, gc, plan) for measured in modes),
+    )
+
+
+def _result(measured: _Measured, gc: _Measured, plan: Plan) -> ModeResult:
+    median = statistics.median(measured.seconds)
+    tokens = plan.workload.tokens * plan.workload.micro_batches
+    return ModeResult(
+        name=measured.name,
+        step_seconds=Spread(median=median, min=min(measured.seconds), max=max(measured.seconds)),
+        tokens_per_second=tokens / median,
+        peak_bytes=measured.peak_bytes,
+        throughput_vs_gc=statistics.median(gc.seconds) / median,
+        peak_vs_gc=measured.peak_bytes / gc.peak_bytes,
+        gradient_error=measured.gradient_error,
+        predicted=_predicted(measured.name, plan),
+    )
+
+
+def _predicted(name: str, plan: Plan) -> Mode | None:
+    entry = plan.entries[-1]
+    if name == PLAN:
+        return Mode(step_seconds=entry.predicted.step_seconds, peak_bytes=entry.predicted.peak_bytes)
+    return {"store": entry.store, "gc": entry.gc}.get(name)
