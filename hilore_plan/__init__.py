@@ -31,7 +31,8 @@ _HOMES = {
 
 __version__: str
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - what a public name is, its home says
+
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
     if name not in _HOMES:

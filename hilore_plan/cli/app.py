@@ -63,7 +63,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     """Typer turns Ctrl-C into a bare exit code; a person should read that nothing was left half-done."""
 
     @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - whatever the command takes
+    def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
         except KeyboardInterrupt as error:

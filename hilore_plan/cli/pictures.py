@@ -132,7 +132,7 @@ def unit_costs(axes: Axes, profile: Profile) -> None:
     axes.legend(fontsize=7)
 
 
-def _matplotlib() -> Any:  # noqa: ANN401 - an optional library's class
+def _matplotlib() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -140,7 +140,7 @@ def _matplotlib() -> Any:  # noqa: ANN401 - an optional library's class
     return Figure
 
 
-def _plan_figure(figure_class: Any, plan: Plan, profile: Profile | None) -> Any:  # noqa: ANN401 - matplotlib's classes
+def _plan_figure(figure_class: Any, plan: Plan, profile: Profile | None) -> Any:
     columns = len(plan.entries)
     figure = figure_class(figsize=(max(12, 4 * columns), 11), layout="constrained")
     upper, lower = figure.subfigures(2, 1, height_ratios=(3, 2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -78,7 +78,7 @@ def profile(
     _measure(model, output, read_options(config, flags).arguments(), force=force, json=json)
 
 
-def _measure(model: str, output: Path, arguments: dict[str, object], *, force: bool, json: bool) -> None:
+def _measure(model: str, output: Path, arguments: dict[str, Any], *, force: bool, json: bool) -> None:
     from hilore_plan.cli import rows, ui
     from hilore_plan.cli.devices import check_device
     from hilore_plan.profiler import malloc

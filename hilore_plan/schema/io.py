@@ -229,7 +229,7 @@ def _validated(data: dict[str, Any], path: Path, record: type[AnyRecord], kind: 
         raise _invalid(error, path) from error
 
 
-def _delete(data: Any, location: tuple[int | str, ...]) -> None:  # noqa: ANN401 - JSON data
+def _delete(data: Any, location: tuple[int | str, ...]) -> None:
     for part in location[:-1]:
         data = data[part]
     del data[location[-1]]

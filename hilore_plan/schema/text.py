@@ -19,7 +19,7 @@ def dumps(data: dict[str, Any]) -> str:
     return "".join(_pieces(data, "\n")) + "\n"
 
 
-def _pieces(value: Any, newline: str) -> Iterator[str]:  # noqa: ANN401 - JSON data
+def _pieces(value: Any, newline: str) -> Iterator[str]:
     if isinstance(value, dict) and value:
         yield from _joined("{}", (_pair(key, item, newline + " ") for key, item in value.items()), newline)
     elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
@@ -28,7 +28,7 @@ def _pieces(value: Any, newline: str) -> Iterator[str]:  # noqa: ANN401 - JSON d
         yield json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _pair(key: str, value: Any, newline: str) -> Iterator[str]:  # noqa: ANN401 - JSON data
+def _pair(key: str, value: Any, newline: str) -> Iterator[str]:
     yield json.dumps(key, ensure_ascii=False) + ": "
     yield from _pieces(value, newline)
 

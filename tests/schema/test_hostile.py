@@ -60,7 +60,7 @@ def test_a_folder_is_no_document(tmp_path: Path) -> None:
 
 
 def _set(*path: str | int, value: object) -> Callable[[Any], None]:
-    def edit(data: Any) -> None:  # noqa: ANN401 - JSON data
+    def edit(data: Any) -> None:
         for part in path[:-1]:
             data = data[part]
         data[path[-1]] = value
@@ -151,7 +151,7 @@ def test_any_field_replaced_by_anything_is_read_or_refused(
         io.load_document(file)
 
 
-def _some_path(data: Any, choices: list[int]) -> list[str | int]:  # noqa: ANN401 - JSON data
+def _some_path(data: Any, choices: list[int]) -> list[str | int]:
     found: list[str | int] = []
     for choice in choices:
         keys = list(data) if isinstance(data, dict) else list(range(len(data))) if isinstance(data, list) else []
