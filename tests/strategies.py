@@ -34,9 +34,18 @@ class Graph:
         """Add an input or, with `kind="parameter"`, a parameter."""
         return self._value(name, size, {"kind": "input", **fields})
 
-    def op(self, name: str, inputs: Sequence[int], size: float, seconds: float, *slots: int, **fields: object) -> int:
+    def op(
+        self,
+        name: str,
+        inputs: Sequence[int],
+        size: float,
+        seconds: float,
+        *slots: int,
+        recomputable: bool = True,
+        **fields: str,
+    ) -> int:
         """Add an op with one output of `size` bytes, which is a slot in the stages `slots`."""
-        return self.op_many(name, inputs, [(name, size, slots)], seconds, **fields)[0]
+        return self.op_many(name, inputs, [(name, size, slots)], seconds, recomputable=recomputable, **fields)[0]
 
     def op_many(
         self,
@@ -44,8 +53,9 @@ class Graph:
         inputs: Sequence[int],
         outputs: Sequence[tuple[str, float, tuple[int, ...]]],
         seconds: float,
+        *,
         recomputable: bool = True,
-        **fields: object,
+        **fields: str,
     ) -> list[int]:
         """Add an op with several outputs."""
         made = [
@@ -87,7 +97,7 @@ class Graph:
         )
 
 
-def outside(blocks: int, **fields: int) -> Outside:
+def outside(blocks: int, **fields: object) -> Outside:
     """Bytes outside the blocks: all zero but for the fields given."""
     zero = dict.fromkeys(Outside.model_fields, 0)
     return Outside.model_validate({**zero, "block_gradient_bytes": (0,) * blocks, **fields})

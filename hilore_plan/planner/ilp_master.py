@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import pulp
 
+from hilore_plan.planner.choose import choose
 from hilore_plan.planner.ilp import BlockSolver
 from hilore_plan.planner.ilp_solver import Constraint, Expression, Scale, run
 from hilore_plan.planner.patterns import Column, column, pareto
@@ -24,7 +25,11 @@ from hilore_plan.planner.rooms import Rooms
 from hilore_plan.planner.timeline import View
 
 ROUNDS = 60
-NODES = 200  # the root and its heuristics find nearly all; equal blocks make the tree hard to finish
+FEW_STEPS, MANY_STEPS = 8, 4  # the fewer blocks there are to mix, the more is lost by mixing only a few patterns
+FEW_BLOCKS = 16
+BANDS = (24, 192)
+SOME = 1e-6  # a share below this is noise of the linear solver
+NODES = 20  # the root and its heuristics find nearly all; equal blocks make the tree hard to finish
 TINY = 1e-7  # prices below this are noise of the linear solver
 
 
@@ -47,10 +52,11 @@ class Prices:
 
 @dataclass(frozen=True)
 class Relaxed:
-    """The relaxation over all patterns: its lower bound (solver units), and the prices of each block."""
+    """The relaxation: a lower bound (solver units), the prices for each block, the patterns that each class uses."""
 
     bound: float
     prices: tuple[Prices, ...]
+    used: tuple[tuple[Column, ...], ...]
 
 
 class Master:
@@ -84,11 +90,48 @@ class Master:
         return self._converge(tolerance, seconds=1.0, peak=False)
 
     def pick(self, relaxed: Relaxed, window: float, gap: float) -> list[Column] | None:
-        """The best plan within `gap` made of patterns whose reduced cost is inside `window`; None if there is none."""
-        seconds = 0.0 if self.least else 1.0
-        columns = [self._near(place, relaxed.prices[place], window) for place in range(len(self.view.blocks))]
-        program = _Program(self, columns, seconds, over=self.least, whole=True)
+        """The best plan made of patterns whose reduced cost is inside `window`; None if there is none.
+
+        No plan better than the relaxation's bound plus `window` needs any other pattern. Of many blocks the integer
+        program soon finds a mix within `gap`; over few, equal ones its tree is long, and dynamic programming short.
+        """
+        if len(self.view.blocks) <= FEW_BLOCKS:
+            return self._pick_few(relaxed, window)
+        program = _Program(self, self._pools(relaxed, window), 1.0, over=False, whole=True)
         return program.chosen() if run(program.problem, self.solver, gap=gap, nodes=NODES) else None
+
+    def _pick_few(self, relaxed: Relaxed, window: float) -> list[Column] | None:
+        """A rough choice first makes the window, and so the work of the fine one, small."""
+        chosen = None
+        for bands in BANDS:
+            chosen = choose(self.rooms, self._pools(relaxed, window), bands) or chosen
+            if chosen is not None:
+                seconds = sum(block.cost.seconds for block in chosen)
+                window = min(window, seconds / self.scale.second_unit - relaxed.bound + TINY)
+        return chosen
+
+    def pick_least(self, gap: float) -> list[Column] | None:
+        """The plan with the least peak within `gap` (solver units), from all patterns."""
+        pools = [self.pools[index] for index in self.view.class_of]
+        program = _Program(self, pools, 0.0, over=True, whole=True)
+        return program.chosen() if run(program.problem, self.solver, gap=gap, nodes=NODES) else None
+
+    def _places(self) -> range:
+        return range(len(self.view.blocks))
+
+    def refine(self, relaxed: Relaxed) -> None:
+        """Add patterns between those that the relaxation mixes: whole blocks cannot be mixed, but can be in between."""
+        steps = FEW_STEPS if len(self.view.blocks) <= FEW_BLOCKS else MANY_STEPS
+        for index, used in enumerate(relaxed.used):
+            low, *_, high = sorted(candidate.cost.kept_bytes for candidate in (*used, *used))
+            held = max(stage.total for candidate in used for stage in candidate.cost.stages)
+            for step in range(1, steps):
+                pattern = self.blocks[index].within(low + (high - low) * step // steps, held)
+                if pattern is not None:
+                    self.add(index, [column(self.view, index, pattern)])
+
+    def _pools(self, relaxed: Relaxed, window: float) -> list[list[Column]]:
+        return [self._near(place, prices, window) for place, prices in enumerate(relaxed.prices)]
 
     def _near(self, place: int, prices: Prices, window: float) -> list[Column]:
         pool = self.pools[self.view.class_of[place]]
@@ -104,14 +147,14 @@ class Master:
             run(program.problem, self.solver, relaxed=True)
             value, prices = float(program.problem.objective.value()), program.prices()
             if searching and value <= TINY:
-                return Relaxed(0.0, prices)
+                return Relaxed(0.0, prices, program.used())
             gain, grew = self._grow(prices)
             lowest = max(lowest, value + gain)
             if searching and lowest > TINY:
                 return None
             if value - lowest <= tolerance or not grew:
                 break
-        return None if searching else Relaxed(lowest, prices)
+        return None if searching else Relaxed(lowest, prices, program.used())
 
     def _grow(self, prices: Sequence[Prices]) -> tuple[float, bool]:
         """Add each block's best pattern at its prices; gives the sum of their reduced costs, and if any was new."""
@@ -165,6 +208,14 @@ class _Program:
             block[max(range(len(block)), key=lambda number: shares[number].value())]
             for block, shares in zip(self.columns, self.shares, strict=True)
         ]
+
+    def used(self) -> tuple[tuple[Column, ...], ...]:
+        """The columns that the relaxation mixes, by class."""
+        used: list[dict[Column, None]] = [{} for _ in self.master.view.classes]
+        for index, block, shares in zip(self.master.view.class_of, self.columns, self.shares, strict=True):
+            pairs = zip(block, shares, strict=True)
+            used[index].update(dict.fromkeys(candidate for candidate, share in pairs if share.value() > SOME))
+        return tuple(tuple(columns) for columns in used)
 
     def prices(self) -> tuple[Prices, ...]:
         """The duals of each block."""

@@ -10,7 +10,7 @@ from hilore_plan.planner.patterns import Column, Pattern, column
 from hilore_plan.planner.rooms import Rooms, fits, slack_of
 from hilore_plan.planner.timeline import View
 
-SOLVES = 12  # a bound on the work, not on the quality: patterns from the master leave little to gain
+SOLVES = 8  # a bound on the work, not on the quality: patterns from the master leave little to gain
 
 
 def fill(

@@ -40,11 +40,9 @@ def store_all(view: View, index: int) -> Column:
     """Keep every slot; other inputs only if something has to be rebuilt from them all the same."""
     cls = view.classes[index]
     everything: Pattern = ("store",) * len(cls.units)
-    slots_only: Pattern = tuple(
-        action if cls.slots[unit] else "recompute" for unit, action in zip(cls.units, everything, strict=True)
-    )
+    slots_only: list[Action] = ["store" if cls.slots[unit] else "recompute" for unit in cls.units]
     try:
-        return column(view, index, slots_only)
+        return column(view, index, tuple(slots_only))
     except UnrecoverableError:
         return column(view, index, everything)
 

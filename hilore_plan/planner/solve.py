@@ -16,7 +16,7 @@ from hilore_plan.planner.rooms import Rooms, fits, rooms_at
 from hilore_plan.planner.simulate import Simulation, simulate
 from hilore_plan.planner.timeline import View
 
-# Shares of the step time. Both together stay well inside the 0.1 % that is promised.
+# Shares of the step time; both together stay well inside the 0.1 % that is promised.
 RELAXATION_GAP = 1e-4
 CHOICE_GAP = 4e-4
 ENOUGH_GAP = 1e-4  # a plan this near to its bound is not improved further
@@ -136,15 +136,16 @@ class _Task:
         relaxed = master.relax(step * RELAXATION_GAP)
         if relaxed is None:
             return None, 0.0
+        master.refine(relaxed)
         self._remember(master)
         most = _most_seconds(self.view) if greedy is None else _seconds(greedy)
-        window = max(most / self.scale.second_unit - relaxed.bound, 0.0) + step * CHOICE_GAP
+        window = max(most / self.scale.second_unit - relaxed.bound, 0.0) + step * RELAXATION_GAP
         return master.pick(relaxed, window, step * CHOICE_GAP), relaxed.bound * self.scale.second_unit
 
     def _least_by_patterns(self) -> list[Column] | None:
         master = self._master(least=True)
         relaxed = master.relax(0.01)
-        return None if relaxed is None else master.pick(relaxed, float("inf"), 1.0)
+        return None if relaxed is None else master.pick_least(1.0)
 
     def _master(self, *, least: bool) -> Master:
         master = Master(self.view, self.rooms, self.scale, self.solver, self.blocks, least)

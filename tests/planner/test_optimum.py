@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from strategies import llama_profile, small_profiles
 
 from hilore_plan.errors import InfeasibleBudgetError
+from hilore_plan.planner import ilp_master
 from hilore_plan.planner import solve as solving
 from hilore_plan.planner.greedy import chain, solve_greedy
 from hilore_plan.planner.ilp import BlockSolver
@@ -66,7 +67,7 @@ def by_simulator(profile: Profile, entry: Entry) -> Simulation:
 
 
 @SMALL
-@given(small_profiles(), st.integers(0, 100), st.sampled_from(["whole", "patterns"]))
+@given(small_profiles(), st.integers(0, 100), st.sampled_from(["whole", "patterns", "many"]))
 def test_equals_brute_force(profile: Profile, where: int, way: str) -> None:
     view = small_view(profile)
     plans = brute_force(view)
@@ -77,6 +78,7 @@ def test_equals_brute_force(profile: Profile, where: int, way: str) -> None:
     units = solving.WHOLE_UNITS if way == "whole" else 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solving, "WHOLE_UNITS", units)
+        patch.setattr(ilp_master, "FEW_BLOCKS", 0 if way == "many" else 16)
         solved = solving.Planner("highs").solve(view, limit)
     assert solved is not None
     found = solved.simulation
