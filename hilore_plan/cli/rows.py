@@ -53,10 +53,10 @@ def profile_units(profile: Profile, number: int) -> Table:
             Column("bytes"),
             Column("as cast"),
             Column("op"),
-            Column("action", "name"),
+            Column("or else", "series"),
         ),
         rows=tuple(_unit_rows(block_class, view_at(profile, tokens).classes[number])),
-        notes=("op is the time of the one op that makes the unit; action is what a plan may choose from",),
+        notes=("op: the time of the one op that makes the unit; or else: what a plan may do instead of storing it",),
     )
 
 
@@ -166,9 +166,10 @@ def _op_time(view: ClassView, unit: int) -> str:
 
 
 def _choices(view: ClassView, unit: int) -> str:
-    return "/".join(
-        ("store", *(["cast"] if unit in view.castable else []), *([] if unit in view.forced else ["recompute"]))
-    )
+    """What a plan may do with a unit instead of storing it."""
+    cast = ("cast",) if unit in view.castable else ()
+    recompute = () if unit in view.forced else ("recompute",)
+    return ", ".join((*cast, *recompute)) or "-"
 
 
 def _entry_rows(entry: Entry, *, measured: bool) -> Iterable[Row]:
