@@ -33,18 +33,19 @@ def column(view: View, index: int, pattern: Pattern) -> Column:
 def recompute_all(cls: ClassView) -> Pattern:
     """Keep only what nothing can rebuild: the inputs, and what random ops and the like have made."""
     stuck = _stuck(cls)
-    return tuple("store" if unit in stuck else "recompute" for unit in cls.units)
+    actions: list[Action] = ["store" if unit in stuck else "recompute" for unit in cls.units]
+    return tuple(actions)
 
 
 def store_all(view: View, index: int) -> Column:
     """Keep every slot; other inputs only if something has to be rebuilt from them all the same."""
     cls = view.classes[index]
-    everything: Pattern = ("store",) * len(cls.units)
+    everything: list[Action] = ["store"] * len(cls.units)
     slots_only: list[Action] = ["store" if cls.slots[unit] else "recompute" for unit in cls.units]
     try:
         return column(view, index, tuple(slots_only))
     except UnrecoverableError:
-        return column(view, index, everything)
+        return column(view, index, tuple(everything))
 
 
 def pareto(columns: Sequence[Column]) -> list[Column]:

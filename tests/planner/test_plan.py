@@ -167,8 +167,12 @@ def test_a_peak_that_is_not_made_by_activations_is_explained(field: str, binding
 
 def test_a_peak_made_by_activations_is_explained() -> None:
     graph = Graph()
-    graph.op("y", [graph.input("x", 10, keepable=True)], 50, 1.0, 0)
-    assert "backward through block 0" in explain_binding(solve_plan(one_block(graph, 1), budget="60B").entries[0])
+    x = graph.input("x", 10, keepable=True)
+    graph.op("y", [x], 50, 1.0, 1)
+    graph.op("z", [x], 30, 1.0, 0)
+    entry = solve_plan(one_block(graph, 2), budget="79B").entries[0]
+    assert entry.predicted.binding == "backward:0:1"
+    assert "backward through block 0" in explain_binding(entry)
 
 
 def test_the_limit_can_be_given_and_corrected() -> None:

@@ -91,7 +91,10 @@ def test_cast_keeps_the_narrow_bytes_and_widens_while_needed() -> None:
 
 def test_gradients_arise_without_accumulation() -> None:
     view = view_at(staged_profile(accumulation=False), 1)
-    points = {point.name: point.gradients for point in timeline(view, [acts("store", *["recompute"] * 3)] * 2)}
+    points = {
+        point.name: point.gradients
+        for point in timeline(view, [acts("store", "recompute", "recompute", "recompute")] * 2)
+    }
     assert points == {
         "forward:0": 0,
         "forward:1": 0,
@@ -108,7 +111,7 @@ def test_gradients_arise_without_accumulation() -> None:
 def test_what_cannot_be_found_is_refused() -> None:
     view = view_at(staged_profile(), 1)
     with pytest.raises(UnrecoverableError, match="Layer: nothing can rebuild x"):
-        simulate(view, [acts(*["recompute"] * 4)] * 2)
+        simulate(view, [acts("recompute", "recompute", "recompute", "recompute")] * 2)
     with pytest.raises(UnrecoverableError, match="a has no narrower form"):
         simulate(view, [acts("store", "cast", "recompute", "recompute")] * 2)
 
