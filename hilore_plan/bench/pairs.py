@@ -94,7 +94,7 @@ def refuse_wrong(name: str, gradient_error: float) -> None:
     """Raises if the plan's gradient is not, bit for bit, that of store-everything; other modes only report theirs."""
     if name == PLAN and gradient_error != 0.0:
         raise RecoveryError(
-            f"the plan changes the gradient: relative error {gradient_error:.3g} where 0.0 is expected; no speed is shown",
+            f"the plan changes the gradient: relative error {gradient_error:.3g} where 0.0 is due; no speed is shown",
             "this is a fault in hilore, not in your model: please report it with the plan file",
         )
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -81,15 +82,13 @@ class ModeProcess:
         """Another plan on the same model, and another size of the update."""
         self._ask("replan", plan=str(plan), workload=workload.model_dump())
 
-    def _ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+    def _ask(self, what: str, **arguments: object) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
             raise RuntimeError("a worker without pipes")
-        try:
+        with suppress(BrokenPipeError):  # a process that died answers with nothing, and that is said below
             stdin.write(json.dumps({"do": what, **arguments}) + "\n")
             stdin.flush()
-        except BrokenPipeError:
-            pass  # it died: the empty answer below says so
         answer = _parsed(stdout.readline(), self.mode, what)
         if "error" in answer:
             kind = getattr(errors, answer["error"], errors.HiloreError)
@@ -99,14 +98,14 @@ class ModeProcess:
 
 def _parsed(line: str, mode: str, what: str) -> dict[str, Any]:
     if not line:
-        raise RuntimeError(f"the process of mode {mode!r} ended while it was asked to {what!r}; its own message is above")
+        raise RuntimeError(f"the process of mode {mode!r} ended when it was asked to {what!r}: see its message above")
     answer: dict[str, Any] = json.loads(line)
     return answer
 
 
 def _environment() -> dict[str, str]:
     """The parent's environment, the allocator's settings, and the parent's import path."""
-    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     return {**os.environ, **malloc_environment(), "PYTHONPATH": paths}
 
 

@@ -26,8 +26,8 @@ UNUSED_SHARE = 0.01
 def verify_plan(plan: Plan, profile: Profile, *, progress: Progress | None = None) -> Plan:
     """The plan with the measured figures of its largest entry, its peak inside the budget.
 
-    A measured peak above the limit is answered by solving again with what was mispredicted added to every prediction; one
-    that leaves more than 1 % of the limit unused loosens the prediction once in the same way. Of the plans measured
+    A measured peak above the limit is answered by solving again with what was mispredicted added to every prediction;
+    one that leaves more than 1 % of the limit unused loosens the prediction once in the same way. Of the plans measured
     inside the limit the one predicted fastest is returned.
 
     Args:

@@ -17,6 +17,7 @@ began; whatever libraries print goes to standard error instead.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -140,7 +141,7 @@ def gradient_error(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor
         # unequal, yet without a difference: a NaN on one side or zeros of different signs
         return float(torch.finfo(torch.float64).tiny)
     error = (difference / reference) ** 0.5 if reference else float("inf")
-    return error if error == error else float("inf")
+    return float("inf") if math.isnan(error) else error
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:

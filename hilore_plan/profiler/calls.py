@@ -30,7 +30,8 @@ def record_calls(blocks: Sequence[nn.Module], forward: Callable[[], object]) -> 
     for index, found in calls.items():
         if len(found) != 1:
             raise UsageError(
-                f"block {index} ran {len(found)} times in one forward", "list the blocks that run exactly once with blocks="
+                f"block {index} ran {len(found)} times in one forward",
+                "list the blocks that run exactly once with blocks=",
             )
     return [found[0] for found in calls.values()]
 

@@ -35,7 +35,7 @@ def checkpointed(blocks: Sequence[nn.Module], context: Callable[[], Any] | None 
 
 
 def _wrapped(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **options)
 
     return run

@@ -48,7 +48,7 @@ class FusedLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Any,  # noqa: ANN401 - autograd's own object
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -71,7 +71,10 @@ class FusedLogProbs(torch.autograd.Function):
         return chosen - normalizer
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: Any,  # noqa: ANN401 - autograd's own object
+        *gradients: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
         """Tile by tile: a tile's rows of the weight's gradient are complete at once, `hidden`'s gradient adds up."""
         hidden, weight, bias, targets, normalizer = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
@@ -93,6 +96,14 @@ class FusedLogProbs(torch.autograd.Function):
         return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None, None
 
 
+def fused_log_probs(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, scale: HeadScale
+) -> torch.Tensor:
+    """`FusedLogProbs` as a function: log-probabilities `[N]` of `targets`."""
+    result: torch.Tensor = FusedLogProbs.apply(hidden, weight, bias, targets, scale)  # type: ignore[no-untyped-call]
+    return result
+
+
 def _tile_logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tile: slice) -> torch.Tensor:
     return torch.nn.functional.linear(hidden, weight[tile], None if bias is None else bias[tile])
 
@@ -101,7 +112,8 @@ def _picked(final: torch.Tensor, targets: torch.Tensor, tile: slice) -> torch.Te
     """The target's logit where the target lies in this tile, else 0."""
     place = targets - tile.start
     inside = (place >= 0) & (place < final.shape[1])
-    return final.gather(1, place.clamp(0, final.shape[1] - 1)[:, None])[:, 0] * inside
+    picked: torch.Tensor = final.gather(1, place.clamp(0, final.shape[1] - 1)[:, None])[:, 0] * inside
+    return picked
 
 
 def _tile_gradient(

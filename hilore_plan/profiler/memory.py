@@ -2,7 +2,8 @@
 
 On a CPU torch keeps no peak counter, but its profiler reports every allocation and release as a `[memory]` event: their
 running sum is the memory in use relative to the start. What was allocated before the recording must not be released
-within it: torch does not know the size of such a block and leaves the release out. On CUDA the allocator's own counters are read at each marker.
+within it: torch does not know the size of such a block and leaves the release out. On CUDA the allocator's own counters
+are read at each marker.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch.autograd.profiler import profile as autograd_profile
@@ -67,7 +69,7 @@ class Recorder:
             self._base_bytes = torch.cuda.memory_allocated(self.device)
         else:
             self._profile = autograd_profile(use_kineto=True, profile_memory=True)
-            self._profile.__enter__()
+            self._profile.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def mark(self, name: str) -> None:
@@ -87,7 +89,7 @@ class Recorder:
             end_bytes = torch.cuda.memory_allocated(self.device) - self._base_bytes
             self.trace = Trace(tuple(self._segments), end_bytes)
             return
-        self._profile.__exit__(kind, error, traceback)
+        self._profile.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
         if error is None:
             self.trace = _read_events(self._profile)
         self._profile = None
@@ -104,7 +106,8 @@ def _read_events(profile: autograd_profile) -> Trace:
     if results is None:
         return Trace((Segment("start", 0, 0),))
     events = []
-    for event in results.events():
+    reported: Any = results.events()
+    for event in reported:
         name = event.name()
         if name == "[memory]" and event.device_type() == torch.profiler.DeviceType.CPU:
             events.append((event.start_ns(), "", event.nbytes()))
@@ -134,5 +137,5 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     storages = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        storages[storage._cdata] = storage  # held, or its address could come back as another storage's
+        storages[storage._cdata] = storage  # noqa: SLF001 - an identity; held, or it could come back as another's
     return sum(storage.nbytes() for storage in storages.values())

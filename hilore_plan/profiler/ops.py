@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -22,7 +21,7 @@ from hilore_plan.profiler.clock import median_seconds, synchronize
 
 @dataclass(frozen=True)
 class OpMeasures:
-    """Per op its median seconds; per value the bytes of its storage, those of its narrow form, and the cast's seconds."""
+    """Per op its median seconds; per value the bytes of its storage and of its narrow form, and the cast's seconds."""
 
     op_seconds: tuple[float, ...]
     value_bytes: tuple[int, ...]
@@ -100,7 +99,7 @@ class _Timer(fx.Interpreter):
         self._op_of = {op.node: index for index, op in enumerate(graph.ops)}
         self.seconds: dict[int, float] = {}
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         """Runs one node."""
         index = self._op_of.get(n)
         if index is None:
@@ -124,7 +123,7 @@ class _Sizer(fx.Interpreter):
         self.narrow_bytes: dict[int, int] = {}
         self.narrow_seconds: dict[int, float] = {}
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         """Runs one node."""
         result = super().run_node(n)
         if n in self._values and isinstance(result, torch.Tensor):

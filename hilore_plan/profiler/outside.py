@@ -35,9 +35,7 @@ def gradients_of(model: nn.Module, blocks: Sequence[nn.Module]) -> Gradients:
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
     output = getattr(model, "get_output_embeddings", lambda: None)()
     head = {id(parameter) for parameter in output.parameters()} if isinstance(output, nn.Module) else set()
-    embeddings = {
-        id(parameter) for module in model.modules() if isinstance(module, nn.Embedding) for parameter in module.parameters()
-    }
+    embeddings = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
     outside = [p for p in model.parameters() if id(p) not in inside]
     return Gradients(
         total=_trainable_bytes(list(model.parameters())),
@@ -92,9 +90,7 @@ class Reading:
 
     def stored_before(self, block: int) -> int:
         """What the blocks before `block` keep."""
-        kept = [
-            stored_bytes(c.record, count) for c, count in zip(self.classes, self.value_bytes, strict=True)
-        ]
+        kept = [stored_bytes(c.record, count) for c, count in zip(self.classes, self.value_bytes, strict=True)]
         return sum(kept[number] for number in self.class_of[:block])
 
     def head_working_bytes(self) -> int:

@@ -23,7 +23,7 @@ from hilore_plan.profiler.clock import seconds_of
 from hilore_plan.profiler.environment import describe_environment, resolve_device
 from hilore_plan.profiler.memory import Recorder, Trace
 from hilore_plan.profiler.ops import OpMeasures, measure_ops, reran_ops, storage_bytes_of
-from hilore_plan.profiler.outside import Gradients, Reading, gradients_of, outside_of
+from hilore_plan.profiler.outside import Reading, gradients_of, outside_of
 from hilore_plan.profiler.peaks import measure_peak, quiet_profiler, start_bytes
 from hilore_plan.profiler.step import ActorStep, Loss
 from hilore_plan.profiler.watch import BlockWatch
@@ -77,7 +77,7 @@ def profile_module(
 
 
 def scaled_workloads(workload: Workload, token_points: int) -> list[Workload]:
-    """The workload at `1/n, 2/n, ..., 1` of its length, prompt and response in proportion; ascending, without repeats."""
+    """The workload at `1/n, 2/n, ..., 1` of its length, prompt and response in proportion; ascending, each once."""
     made = {}
     for part in range(1, token_points + 1):
         length = math.ceil((workload.prompt_tokens + workload.response_tokens) * part / token_points)
@@ -236,12 +236,9 @@ class _Session:
             classes=classes,
             value_bytes=[m.value_bytes for m in measures],
             input_bytes=sum(storage_bytes_of(calls[0].tensors[place]) for place in places),
-            gradients=self._gradients(),
+            gradients=self.gradients,
             accumulation=self.workload.accumulation,
         )
-
-    def _gradients(self) -> Gradients:
-        return self.gradients
 
     def _scale(self, timed: _Timed, classes: Sequence[CapturedClass], measures: Sequence[OpMeasures]) -> float:
         """What a second of recomputation costs within a step, from what checkpointing adds to it."""

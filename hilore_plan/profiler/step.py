@@ -6,7 +6,7 @@ response tokens of the update, divided by their number. The data are on-policy, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hilore_plan.errors import UsageError
-from hilore_plan.profiler.head import FusedLogProbs, HeadScale, full_log_probs
+from hilore_plan.profiler.head import HeadScale, full_log_probs, fused_log_probs
 from hilore_plan.profiler.memory import storage_bytes
 from hilore_plan.schema.record import Workload
 
@@ -70,7 +70,7 @@ def make_micro_batches(workload: Workload, *, vocab_size: int, device: torch.dev
 
 
 def grpo_loss(log_probs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """`-sum min(r A, clip(r) A) / N` over `log_probs` (`[batch, response]`), with `r = exp(logp - old)`, `old = logp`."""
+    """`-sum min(r A, clip(r) A) / N` over `log_probs` (`[batch, response]`), `r = exp(logp - old)`, old = logp."""
     ratio = torch.exp(log_probs - log_probs.detach())
     advantages = batch.advantages[:, None]
     clipped = torch.clamp(ratio, 1 - _CLIP, 1 + _CLIP) * advantages
@@ -80,7 +80,8 @@ def grpo_loss(log_probs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
 def causal_lm_of(model: nn.Module) -> nn.Module:
     """The causal language model inside wrappers: PEFT's by `get_base_model`, DDP's by `module`."""
     while not hasattr(model, "get_output_embeddings") or hasattr(model, "get_base_model"):
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else getattr(model, "module", None)
+        wrapped: Any = model
+        inner = wrapped.get_base_model() if hasattr(model, "get_base_model") else getattr(model, "module", None)
         if not isinstance(inner, nn.Module):
             raise UsageError(
                 f"{type(model).__name__} is not a causal language model: it has no get_output_embeddings()",
@@ -108,7 +109,7 @@ def fused_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
     head = language_model.get_output_embeddings()
     rows = hidden[:, batch.first - 1 : -1].reshape(-1, hidden.shape[-1])
     scale = head_scale_of(language_model)
-    flat: Any = FusedLogProbs.apply(rows, head.weight, head.bias, batch.targets.reshape(-1), scale)
+    flat = fused_log_probs(rows, head.weight, head.bias, batch.targets.reshape(-1), scale)
     return grpo_loss(flat.view(batch.targets.shape), batch)
 
 
@@ -150,7 +151,7 @@ class ActorStep:
         self.loss: Loss = loss or {"fused": fused_loss, "full": full_loss}[workload.head]
         self.trainable = [p for p in model.parameters() if p.requires_grad]
         if not self.trainable:
-            raise UsageError("the model has no parameter that requires a gradient", "unfreeze some, or add LoRA adapters")
+            raise UsageError("the model has no parameter that requires a gradient", "unfreeze some, or add LoRA")
         self.optimizer = optimizer or torch.optim.AdamW(self.trainable, lr=_LEARNING_RATE)
 
     def step(self, runtime: Enterable | None = None) -> None:
@@ -210,6 +211,6 @@ class ActorStep:
         return storage_bytes([*self.model.parameters(), *self.model.buffers(), *gradients, *state, *data])
 
 
-def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
+def _tensors_in(state: Mapping[Any, Mapping[str, object]]) -> Iterator[torch.Tensor]:
     for entry in state.values():
         yield from (value for value in entry.values() if isinstance(value, torch.Tensor))

@@ -65,18 +65,18 @@ class BlockWatch:
         return begin
 
     def _after(self, index: int) -> Callable[..., None]:
-        def end(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        def end(_: nn.Module, __: tuple[Any, ...], output: object) -> None:
             self._packing.pop().close()
             self._recorder.mark(f"end:{index}")
             self._mark_gradient(output, f"backward:{index}:0")
 
         return end
 
-    def _mark_gradient(self, tree: Any, name: str) -> None:
+    def _mark_gradient(self, tree: object, name: str) -> None:
         """Marks `name` as soon as the gradient of the first differentiable tensor of `tree` is there."""
         tensors = [leaf for leaf in tree_leaves(tree) if torch.is_tensor(leaf) and leaf.requires_grad]
         if tensors:
-            tensors[0].register_hook(lambda _: self._recorder.mark(name))
+            tensors[0].register_hook(lambda _: self._recorder.mark(name))  # type: ignore[no-untyped-call]
 
     def _slots_of(self, index: int) -> saved_tensors_hooks:
         """Hooks that keep what is saved as it is, and tell when a stage's first slot is asked for."""

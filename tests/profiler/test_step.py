@@ -42,7 +42,8 @@ def test_fused_head_equals_full_head(source: str, lora_rank: int) -> None:
     close = 8 * 256 * torch.finfo(torch.float32).eps
     torch.testing.assert_close(fused.backward(), full.backward(), rtol=close, atol=close)
     for mine, theirs in zip(fused.trainable, full.trainable, strict=True):
-        assert mine.grad is not None and theirs.grad is not None
+        assert mine.grad is not None
+        assert theirs.grad is not None
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=close, atol=close * float(theirs.grad.abs().max()))
 
 
