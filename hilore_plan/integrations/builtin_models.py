@@ -100,7 +100,7 @@ def parse_dtype(name: str) -> torch.dtype:
 def _load(source: str, dtype: torch.dtype, attention: str, seed: int, cache: Path | None) -> tuple[nn.Module, Any]:
     if source.startswith(PREFIX):
         return _builtin(source.removeprefix(PREFIX), dtype, attention, seed, cache)
-    if Path(source).expanduser().is_dir():
+    if source and Path(source).expanduser().is_dir():
         return sources.from_directory(Path(source).expanduser(), dtype=dtype, attention=attention)
     if sources.is_factory(source):
         return sources.from_factory(source, dtype=dtype), None

@@ -1,0 +1,124 @@
+"""The seam in TRL's trainer, on a stand-in with the same method; `test_launcher.py` runs the real one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from models import FAMILIES
+from plans import make_plan
+from torch import nn
+
+from hilore_plan.errors import PlanMismatchError, RefusedError
+from hilore_plan.integrations.trl import Attachment, attach_to, count_tokens
+
+CASE = FAMILIES["llama"]
+
+
+class Trainer:
+    """What the seam touches of a `GRPOTrainer`."""
+
+    def __init__(self, model: nn.Module, **arguments: Any) -> None:
+        self.model = model
+        self.args = SimpleNamespace(gradient_checkpointing=False, gradient_checkpointing_kwargs=None, **arguments)
+        self.accelerator = SimpleNamespace(unwrap_model=lambda model: getattr(model, "module", model))
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        return CASE.loss(model, {"input_ids": ids})
+
+    def step(self, seed: int = 0) -> dict[str, torch.Tensor]:
+        ids = CASE.make_inputs(2, 12, seed)["input_ids"]
+        self.model.zero_grad()
+        self._compute_loss(self.model, {"prompt_ids": ids[:, :5], "completion_ids": ids[:, 5:]}).backward()
+        return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize("on_class", [False, True], ids=["instance", "class"])
+def test_a_planned_trainer_gives_the_same_gradients_and_is_restored(on_class: bool) -> None:
+    expected = Trainer(CASE.build()).step()
+    trainer = Trainer(CASE.build())
+    before = dict(vars(Trainer)), dict(vars(trainer))
+    plan = make_plan(trainer.model, tokens=(24, 100))
+    attachment = attach_to(Trainer if on_class else trainer, plan)
+    try:
+        assert same(trainer.step(), expected)
+        report = attachment.runtimes[0].report()
+        assert report.frames == 3
+        assert [use.frames for use in report.entries] == [3, 0]  # 2 rows of 12 tokens
+    finally:
+        attachment.undo()
+    attachment.undo()
+    assert (dict(vars(Trainer)), dict(vars(trainer))) == before
+    assert "forward" not in vars(trainer.model.model.layers[0])
+    assert same(trainer.step(), expected)
+
+
+def test_the_plan_waits_for_training() -> None:
+    trainer = Trainer(CASE.build())
+    attachment = attach_to(trainer, make_plan(trainer.model))
+    ids = CASE.make_inputs(1, 6, 0)["input_ids"]
+    inputs = {"prompt_ids": ids[:, :2], "completion_ids": ids[:, 2:]}
+    with torch.no_grad():
+        trainer._compute_loss(trainer.model, inputs)
+    trainer.model.eval()
+    trainer._compute_loss(trainer.model, inputs)
+    assert attachment.runtimes == []
+    attachment.undo()
+
+
+def test_the_model_is_taken_out_of_its_wrapper() -> None:
+    trainer = Trainer(CASE.build())
+    attachment = attach_to(trainer, make_plan(trainer.model))
+    wrapped = nn.Module()
+    wrapped.module = trainer.model
+    assert attachment.runtime_of(trainer, wrapped) is attachment.runtime_of(trainer, trainer.model)
+    attachment.undo()
+
+
+def test_another_model_is_refused_with_what_differs() -> None:
+    plan = make_plan(CASE.build())
+    trainer = Trainer(FAMILIES["gpt2"].build())
+    attachment = attach_to(trainer, plan)
+    with pytest.raises(PlanMismatchError, match="LlamaForCausalLM"):
+        trainer.step()
+    attachment.undo()
+
+
+def test_reentrant_checkpointing_is_refused_by_name() -> None:
+    trainer = Trainer(CASE.build())
+    trainer.args.gradient_checkpointing = True
+    trainer.args.gradient_checkpointing_kwargs = {"use_reentrant": True}
+    attachment = attach_to(trainer, make_plan(trainer.model))
+    with pytest.raises(RefusedError, match="use_reentrant=True"):
+        trainer.step()
+    attachment.undo()
+
+
+def test_a_class_without_the_method_is_refused() -> None:
+    with pytest.raises(RefusedError, match="_compute_loss"):
+        attach_to(nn.Linear, make_plan(CASE.build()))
+
+
+def test_tokens_are_counted_with_padding() -> None:
+    assert count_tokens({"prompt_ids": torch.zeros(2, 5), "completion_ids": torch.zeros(2, 7)}) == 24
+
+
+def test_a_model_that_is_gone_takes_its_runtime_along() -> None:
+    import gc
+
+    trainer = Trainer(CASE.build())
+    attachment: Attachment = attach_to(Trainer, make_plan(trainer.model))
+    trainer.step()
+    assert len(attachment.runtimes) == 1
+    del trainer
+    gc.collect()
+    left = len(attachment.runtimes)
+    attachment.undo()
+    assert left <= 1
