@@ -39,7 +39,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, help="completions per micro-batch (default 4)")
     parser.add_argument("--accumulation", type=int, default=2, help="micro-batches per step (default 2)")
     parser.add_argument("--generations", type=int, default=4, help="completions per prompt (default 4)")
-    parser.add_argument("--completion-tokens", type=int, default=32, help="most tokens of a completion (default 32)")
+    parser.add_argument("--completion-tokens", type=int, default=24, help="most tokens of a completion (default 24)")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)

@@ -98,19 +98,25 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def _load(source: str, dtype: torch.dtype, attention: str, seed: int, cache: Path | None) -> tuple[nn.Module, Any]:
+    if not source:
+        raise _no_model(source)
     if source.startswith(PREFIX):
         return _builtin(source.removeprefix(PREFIX), dtype, attention, seed, cache)
-    if source and Path(source).expanduser().is_dir():
+    if Path(source).expanduser().is_dir():
         return sources.from_directory(Path(source).expanduser(), dtype=dtype, attention=attention)
     if sources.is_factory(source):
         return sources.from_factory(source, dtype=dtype), None
     if sources.is_path(source):
         return sources.from_directory(Path(source).expanduser(), dtype=dtype, attention=attention)
-    if ":" in source or not source:
-        raise UsageError(
-            f"{source!r} names no model", "give a hub id, a directory, builtin:NAME or package.module:factory"
-        )
+    if ":" in source:
+        raise _no_model(source)
     return sources.from_hub(source, dtype=dtype, attention=attention)
+
+
+def _no_model(source: str) -> UsageError:
+    return UsageError(
+        f"{source!r} names no model", "give a hub id, a directory, builtin:NAME or package.module:factory"
+    )
 
 
 def _builtin(name: str, dtype: torch.dtype, attention: str, seed: int, cache: Path | None) -> tuple[nn.Module, Any]:

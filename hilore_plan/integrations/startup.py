@@ -81,7 +81,7 @@ class _Afterwards(Loader):
         self._loader.exec_module(module)
         self._then()
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever else the loader can do, such as get_source
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
 
@@ -108,7 +108,7 @@ def _stop_on_error(method: str, report: _ChildReport) -> None:
     planned = getattr(trainer, method)
 
     @wraps(planned)
-    def guarded(self: Any, model: Any, inputs: Any) -> Any:  # noqa: ANN401 - passes on what TRL passes
+    def guarded(self: Any, model: Any, inputs: Any) -> Any:
         try:
             return planned(self, model, inputs)
         except HiloreError as error:

@@ -28,7 +28,7 @@ _ATTENDED = ("prompt_ids", "completion_ids")
 class Attachment:
     """A plan waiting in a trainer or a trainer class; `undo` takes it out again and restores the models."""
 
-    def __init__(self, target: Any, plan: Plan) -> None:  # noqa: ANN401 - a trainer or a class of them
+    def __init__(self, target: Any, plan: Plan) -> None:
         self._target = target
         self._plan = plan
         self._runtimes: weakref.WeakKeyDictionary[nn.Module, Runtime] = weakref.WeakKeyDictionary()
@@ -53,7 +53,7 @@ class Attachment:
             runtime.detach()
         self._runtimes.clear()
 
-    def runtime_of(self, trainer: Any, model: nn.Module) -> Runtime:  # noqa: ANN401 - TRL isn't imported here
+    def runtime_of(self, trainer: Any, model: nn.Module) -> Runtime:
         """The runtime of the model that `trainer` trains; attached if this is the first micro-batch.
 
         Raises:
@@ -68,7 +68,7 @@ class Attachment:
         return runtime
 
 
-def attach_to(trainer_or_class: Any, plan: Plan | str | Path) -> Attachment:  # noqa: ANN401 - TRL isn't imported here
+def attach_to(trainer_or_class: Any, plan: Plan | str | Path) -> Attachment:
     """Runs a `GRPOTrainer`, or every instance of that class, under `plan`.
 
     Raises:
@@ -88,7 +88,7 @@ def install(plan: Plan | str | Path) -> Attachment:
     return attach_to(GRPOTrainer, plan)
 
 
-def refuse_reentrant(arguments: Any) -> None:  # noqa: ANN401 - TrainingArguments
+def refuse_reentrant(arguments: Any) -> None:
     """Stops a run that would lose gradients.
 
     Reentrant checkpointing of some layers beside planned ones silently drops gradients where the inputs need none.
@@ -110,7 +110,7 @@ def count_tokens(inputs: dict[str, Any]) -> int:
 
 
 def _wrapped(original: Callable[..., Any], attachment: Attachment, *, bound: bool) -> Callable[..., Any]:
-    def planned(trainer: Any, model: nn.Module, inputs: dict[str, Any], call: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def planned(trainer: Any, model: nn.Module, inputs: dict[str, Any], call: Callable[[], Any]) -> Any:
         if not (model.training and torch.is_grad_enabled()):
             return call()
         runtime = attachment.runtime_of(trainer, model)
@@ -121,13 +121,13 @@ def _wrapped(original: Callable[..., Any], attachment: Attachment, *, bound: boo
         trainer = original.__self__  # type: ignore[attr-defined]
 
         @wraps(original)
-        def on_instance(model: nn.Module, inputs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever TRL returns
+        def on_instance(model: nn.Module, inputs: dict[str, Any]) -> Any:
             return planned(trainer, model, inputs, lambda: original(model, inputs))
 
         return on_instance
 
     @wraps(original)
-    def on_class(self: Any, model: nn.Module, inputs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever TRL returns
+    def on_class(self: Any, model: nn.Module, inputs: dict[str, Any]) -> Any:
         return planned(self, model, inputs, lambda: original(self, model, inputs))
 
     return on_class
