@@ -77,11 +77,11 @@ class RichProgress:
 
     def __init__(self) -> None:
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[detail]}", style="dim"),
+            TextColumn("{task.fields[detail]}", style="dim", markup=False),
             console=Console(stderr=True),
         )
         self._task: TaskID | None = None
@@ -108,7 +108,8 @@ class RichProgress:
     def finish(self) -> None:
         """See `Progress.finish`."""
         if self._task is not None:
-            self._bar.update(self._task, completed=self._bar.tasks[-1].total, detail="")
+            total = next(task.total for task in self._bar.tasks if task.id == self._task)
+            self._bar.update(self._task, completed=total, detail="")
         self._task = None
 
     def _drop(self) -> None:
