@@ -48,7 +48,7 @@ class FusedLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401 - autograd's own object
+        ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -72,7 +72,7 @@ class FusedLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any,  # noqa: ANN401 - autograd's own object
+        ctx: Any,
         *gradients: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Tile by tile: a tile's rows of the weight's gradient are complete at once, `hidden`'s gradient adds up."""

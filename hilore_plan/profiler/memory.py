@@ -137,5 +137,5 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     storages = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        storages[storage._cdata] = storage  # noqa: SLF001 - an identity; held, or it could come back as another's
+        storages[storage._cdata] = storage
     return sum(storage.nbytes() for storage in storages.values())

@@ -58,6 +58,15 @@ def stored_bytes(record: BlockClass, value_bytes: Sequence[int], stage: int = 0)
     )
 
 
+def stage_bytes(record: BlockClass, value_bytes: Sequence[int], stage: int) -> int:
+    """Bytes that one stage of a block's backward asks for, whether they were kept or are rebuilt."""
+    return sum(
+        count
+        for value, count in zip(record.values, value_bytes, strict=True)
+        if value.kind != "parameter" and not value.shared and stage in value.slot_stages
+    )
+
+
 @dataclass(frozen=True)
 class Reading:
     """A marked recording of store-everything, beside what the timeline knows.
@@ -104,6 +113,18 @@ class Reading:
         stages = range(self.classes[number].record.stages)
         return tuple(max(self._stage(block, number, stage) for block in self._members(number)) for stage in stages)
 
+    def forward_working_bytes(self, number: int, unkept: int) -> int:
+        """The most that forward of class `number` needs beyond what store-everything keeps of the block.
+
+        `unkept` is the peak of a forward that keeps nothing. Where something is kept it would count twice, and where
+        nothing is kept a stage of backward holds more: only if none does, `unkept` itself is the figure.
+        """
+        stages = self.stage_working_bytes(number)
+        record, counts = self.classes[number].record, self.value_bytes[number]
+        if unkept > max(stage_bytes(record, counts, stage) + working for stage, working in enumerate(stages)):
+            return unkept
+        return max(self._forward(block, number) for block in self._members(number))
+
     def embedding_working_bytes(self) -> int:
         """What the end of backward needs, after the first block's."""
         return self._beyond("embedding", self.embedding_bytes + self._gradients(self.gradients.total))
@@ -119,6 +140,10 @@ class Reading:
         alive = stored_bytes(self.classes[number].record, self.value_bytes[number], stage)
         known = self.embedding_bytes + self.stored_before(block) + alive
         return self._beyond(f"backward:{block}:{stage}", known + self._gradients(self.gradients.reached(block)))
+
+    def _forward(self, block: int, number: int) -> int:
+        kept = stored_bytes(self.classes[number].record, self.value_bytes[number])
+        return self._beyond(f"forward:{block}", self.embedding_bytes + self.stored_before(block) + kept)
 
     def _gradients(self, count: int) -> int:
         return 0 if self.accumulation else count

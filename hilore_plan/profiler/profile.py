@@ -163,7 +163,7 @@ class _Session:
         timed = self._time(step, about)
         calls = self._calls(step)
         measures = [measure_ops(c.graph, self.blocks[c.first], calls[c.first]) for c in classes]
-        forward = [self._forward_working_bytes(c.first, calls[c.first]) for c in classes]
+        unkept = [self._unkept_bytes(c.first, calls[c.first]) for c in classes]
         reading = self._reading(trace, classes, measures, calls)
         self.progress.advance("next size")
         return Point(
@@ -171,8 +171,8 @@ class _Session:
             batch=workload.batch,
             length=workload.prompt_tokens + workload.response_tokens,
             classes=tuple(
-                _class_measure(m, reading.stage_working_bytes(i), f)
-                for i, (m, f) in enumerate(zip(measures, forward, strict=True))
+                _class_measure(m, reading.stage_working_bytes(i), reading.forward_working_bytes(i, u))
+                for i, (m, u) in enumerate(zip(measures, unkept, strict=True))
             ),
             outside=outside_of(reading, step, extra),
             store=Mode(step_seconds=timed.store, peak_bytes=base + trace.peak_bytes),
@@ -213,8 +213,8 @@ class _Session:
         added = statistics.median(slow - fast for slow, fast in zip(gc, store, strict=True))
         return _Timed(statistics.median(store), statistics.median(gc), added)
 
-    def _forward_working_bytes(self, index: int, call: Call) -> int:
-        """The peak of a block's forward that keeps nothing; what a plan keeps comes on top."""
+    def _unkept_bytes(self, index: int, call: Call) -> int:
+        """The peak of a block's forward that keeps nothing."""
         args, kwargs = call.rebuild(call.tensors)
         preserved = torch.random.fork_rng() if self.device.type == "cpu" else nullcontext()
         with torch.no_grad(), preserved, Recorder(self.device) as recorder:
