@@ -252,16 +252,18 @@ class _Session:
 
 
 def _bounded(scale: float) -> float:
+    """The scale where it is sane, else the nearest bound; 1 where checkpointing seems to cost nothing at all."""
     low, high = SANE_SCALE
     if low <= scale <= high:
         return scale
+    taken = 1.0 if scale <= 0 else min(max(scale, low), high)
     warnings.warn(
         f"checkpointing adds {scale:.2f} times the seconds of the ops that it runs again; "
-        f"taken as {min(max(scale, low), high):.1f}: step times are noisy, or the model is too small to measure",
+        f"taken as {taken:.1f}: step times are noisy, or the model is too small to measure",
         NoisyMeasurementWarning,
         stacklevel=2,
     )
-    return min(max(scale, low), high)
+    return taken
 
 
 def _class_measure(measures: OpMeasures, stages: tuple[int, ...], forward: int) -> ClassMeasure:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hilore_plan.bench.modes import AGAINST, check_modes, mode, saved_ops
-from hilore_plan.bench.workload import build_workload
 from hilore_plan.bench.worker import gradient_error
+from hilore_plan.bench.workload import build_workload
 from hilore_plan.errors import UsageError
 from hilore_plan.profiler.peaks import measure_peak
 from hilore_plan.profiler.step import ActorStep

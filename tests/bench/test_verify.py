@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from strategies import llama_profile
 
 from hilore_plan.bench import verify as verify_file
 from hilore_plan.bench.verify import corrections, verify_plan
@@ -14,7 +15,6 @@ from hilore_plan.planner.plan import solve_plan
 from hilore_plan.schema.io import load_plan
 from hilore_plan.schema.plan import Plan
 from hilore_plan.schema.record import Workload
-from strategies import llama_profile
 
 PROFILE = llama_profile(blocks=3)
 BUDGET = "1.1x-gc"

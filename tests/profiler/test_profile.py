@@ -169,7 +169,9 @@ def test_scaled_workloads_ascend_to_the_whole(prompt_tokens: int, response_token
 def test_a_scale_out_of_bounds_is_bounded_with_a_warning() -> None:
     assert profile_file._bounded(1.3) == 1.3
     with pytest.warns(NoisyMeasurementWarning, match="noisy"):
-        assert profile_file._bounded(-0.4) == profile_file.SANE_SCALE[0]
+        assert profile_file._bounded(0.1) == profile_file.SANE_SCALE[0]
+    with pytest.warns(NoisyMeasurementWarning, match="noisy"):
+        assert profile_file._bounded(-0.4) == 1.0
     with pytest.warns(NoisyMeasurementWarning, match="noisy"):
         assert profile_file._bounded(50.0) == profile_file.SANE_SCALE[1]
 
