@@ -145,7 +145,7 @@ class _ChildReport:
             sys.stderr.write(f"hilore: cannot write the report: {error}\n")
 
     def _content(self) -> dict[str, Any]:
-        reports = [runtime.report() for runtime in self.attachment.runtimes] if self.attachment else []
+        reports = self.attachment.reports if self.attachment else []
         return {
             "process": self._process,
             "rank": int(os.environ.get("RANK", "0")),

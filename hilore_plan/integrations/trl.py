@@ -18,6 +18,7 @@ from torch import nn
 
 from hilore_plan.errors import RefusedError
 from hilore_plan.runtime.attach import Runtime, apply
+from hilore_plan.runtime.report import Report
 from hilore_plan.schema.io import load_plan
 from hilore_plan.schema.plan import Plan
 
@@ -32,6 +33,7 @@ class Attachment:
         self._target = target
         self._plan = plan
         self._runtimes: weakref.WeakKeyDictionary[nn.Module, Runtime] = weakref.WeakKeyDictionary()
+        self._finished: list[Report] = []
         self._wrapped = _wrapped(getattr(target, METHOD), self, bound=not isinstance(target, type))
         self._had = METHOD in vars(target)
         self._before = vars(target).get(METHOD)
@@ -41,6 +43,11 @@ class Attachment:
     def runtimes(self) -> list[Runtime]:
         """The runtimes so far, one per model that a trainer trained."""
         return list(self._runtimes.values())
+
+    @property
+    def reports(self) -> list[Report]:
+        """What each runtime did, also those whose models are gone."""
+        return [*self._finished, *(runtime.report() for runtime in self.runtimes)]
 
     def undo(self) -> None:
         """Restores the trainer and every model; a second call does nothing."""
@@ -65,6 +72,8 @@ class Attachment:
         if runtime is None:
             refuse_reentrant(trainer.args)
             runtime = self._runtimes[bare] = apply(bare, self._plan)
+            # Scripts often train inside a function, so that the model is gone before anyone asks for the report.
+            weakref.finalize(bare, _keep_report, self._finished, runtime).atexit = False
         return runtime
 
 
@@ -107,6 +116,10 @@ def refuse_reentrant(arguments: Any) -> None:
 def count_tokens(inputs: dict[str, Any]) -> int:
     """Tokens of a micro-batch, padding included."""
     return sum(inputs[name].numel() for name in _ATTENDED)
+
+
+def _keep_report(reports: list[Report], runtime: Runtime) -> None:
+    reports.append(runtime.report())
 
 
 def _wrapped(original: Callable[..., Any], attachment: Attachment, *, bound: bool) -> Callable[..., Any]:

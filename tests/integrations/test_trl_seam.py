@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ from plans import make_plan
 from torch import nn
 
 from hilore_plan.errors import PlanMismatchError, RefusedError
-from hilore_plan.integrations.trl import Attachment, attach_to, count_tokens
+from hilore_plan.integrations.trl import attach_to, count_tokens
 
 CASE = FAMILIES["llama"]
 
@@ -110,15 +112,15 @@ def test_tokens_are_counted_with_padding() -> None:
     assert count_tokens({"prompt_ids": torch.zeros(2, 5), "completion_ids": torch.zeros(2, 7)}) == 24
 
 
-def test_a_model_that_is_gone_takes_its_runtime_along() -> None:
-    import gc
-
+def test_a_model_that_is_gone_leaves_its_report_and_nothing_else() -> None:
     trainer = Trainer(CASE.build())
-    attachment: Attachment = attach_to(Trainer, make_plan(trainer.model))
+    weight = weakref.ref(trainer.model.model.layers[0].mlp.up_proj.weight)
+    attachment = attach_to(Trainer, make_plan(trainer.model))
     trainer.step()
-    assert len(attachment.runtimes) == 1
+    assert [report.frames for report in attachment.reports] == [3]
     del trainer
     gc.collect()
-    left = len(attachment.runtimes)
+    assert weight() is None
+    assert attachment.runtimes == []
+    assert [report.frames for report in attachment.reports] == [3]
     attachment.undo()
-    assert left <= 1
