@@ -57,11 +57,14 @@ def _arguments(node: fx.Node, written: bool | None) -> list[fx.Node]:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return []
-    returned = {name for value in schema.returns if value.alias_info for name in value.alias_info.before_set}
+    aliased = [value.alias_info for value in schema.returns if value.alias_info]
+    # `split` and its like return `Tensor(a)[]`, whose alias set comes without its name: any aliased argument it is
+    returned = {name for info in aliased for name in info.before_set}
+    unnamed = any(not info.before_set for info in aliased)
     found = []
     for index, argument in enumerate(schema.arguments):
         info = argument.alias_info
-        if info is None or (written and not info.is_write) or (written is None and not info.before_set & returned):
+        if info is None or (written and not info.is_write) or (written is None and not unnamed and not info.before_set & returned):
             continue
         value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
         found += [item for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, fx.Node)]

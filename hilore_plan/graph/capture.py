@@ -27,6 +27,7 @@ from hilore_plan.graph.labels import Labels
 from hilore_plan.graph.signature import Call
 
 Forward = Callable[..., Any]
+DROPOUT_KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def capture(block: nn.Module, call: Call, forward: Forward | None = None) -> Cap
     """
     call.structure_key()
     try:
-        with _unchanged(block), warnings.catch_warnings():
+        with _unchanged(block), _dropout_as_in_eager_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _capture(block, call, forward or block.forward)
     except CaptureError:
@@ -197,6 +198,23 @@ def _positional(names: list[str], index: int) -> str:
 def _input_name(path: Any) -> str:
     keys = [str(getattr(key, "key", getattr(key, "idx", key))) for key in path]
     return ".".join(["input", *keys])
+
+
+@contextmanager
+def _dropout_as_in_eager_mode() -> Iterator[None]:
+    """Trace dropout as the device runs it.
+
+    torch 2.13's tracer replaces `aten.dropout` by `native_dropout`, which saves a bool mask. That is what CUDA runs, but
+    on a CPU dropout multiplies by a noise tensor and saves that.
+    """
+    dropout = torch.ops.aten.dropout.default
+    replaced = {key: dropout.py_kernels.pop(key) for key in DROPOUT_KEYS if key in dropout.py_kernels}
+    dropout._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        dropout.py_kernels.update(replaced)
+        dropout._dispatch_cache.clear()
 
 
 @contextmanager

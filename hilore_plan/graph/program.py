@@ -106,7 +106,9 @@ def _build(graph: BlockGraph, kept: frozenset[int], stage: int, slices: Sequence
     state = sorted(v for v in piece.needs if graph.values[v].kind == "parameter" and graph.values[v].place is not None)
     sources = sorted(piece.needs & kept)
     carried = sorted(piece.needs - kept - {v for v in piece.needs if graph.values[v].kind == "parameter"})
-    order = [node for node in graph.capture.module.graph.nodes if node in piece.nodes]
+    # one output of an op may be needed here and another only later
+    nodes = piece.nodes | {graph.values[value].node for value in carries}
+    order = [node for node in graph.capture.module.graph.nodes if node in nodes]
     sizes = list(dict.fromkeys(n for node in order for n in node.all_input_nodes if is_symbolic(n)))
 
     program, copies = fx.Graph(), {}

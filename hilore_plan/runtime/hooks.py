@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from hilore_plan.errors import RecoveryError
-from hilore_plan.runtime.frame import Clock, Handle, Kept, Narrowed, Owner, Stage
+from hilore_plan.runtime.frame import Clock, Handle, Kept, Narrowed, Owner, Stage, same_strides
 from hilore_plan.runtime.recipe import Layout, Recipe, Treatment
 from hilore_plan.runtime.state import BlockState
 
@@ -176,7 +176,9 @@ def mismatch(slot: int, found: str, expected: str) -> SlotMismatchError:
 
 def same_bits(one: torch.Tensor, other: torch.Tensor | None) -> bool:
     """Whether two tensors agree in layout, dtype and every bit (so that NaN equals NaN)."""
-    if other is None or (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+    if other is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if not same_strides(one.shape, one.stride(), other.stride()):
         return False
     if one.is_complex():
         one, other = torch.view_as_real(one), torch.view_as_real(other)
