@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -14,10 +16,15 @@ UNDECLARED_VIEWS = (torch.ops.aten._unsafe_view.default,)
 
 @dataclass
 class Aliases:
-    """`base` maps each tensor node to the node that made its storage, `writes` each base to the nodes that write in it."""
+    """Which storage each tensor node lives in, and who writes into it.
+
+    `base` maps each node to the node that made its storage, `writes` each base to the nodes that write in it, `written`
+    each of those to the argument that it writes into and returns.
+    """
 
     base: dict[fx.Node, fx.Node] = field(default_factory=dict)
     writes: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
+    written: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
 
 def is_tensor_node(node: fx.Node) -> bool:
@@ -44,28 +51,34 @@ def _add(node: fx.Node, aliases: Aliases) -> None:
         # an output of a multi-output op is a value of its own; a part of a split is a view
         aliases.base[node] = node if aliases.base[source] is source else aliases.base[source]
         return
-    for written in _arguments(node, written=True):
+    for written in _written_arguments(node):
         aliases.writes.setdefault(aliases.base[written], []).append(node)
-    viewed = _arguments(node, written=None)
+        aliases.written.setdefault(node, written)
+    viewed = _viewed_arguments(node)
     aliases.base[node] = aliases.base[viewed[0]] if viewed else node
 
 
-def _arguments(node: fx.Node, written: bool | None) -> list[fx.Node]:
-    """The arguments that the node's op writes into (`written`), or that its result aliases."""
+def _written_arguments(node: fx.Node) -> list[fx.Node]:
+    """The arguments that the node's op writes into."""
+    return [value for info, value in _aliased_arguments(node) if info.is_write]
+
+
+def _viewed_arguments(node: fx.Node) -> list[fx.Node]:
+    """The arguments that the node's result is a view of."""
     if node.target in UNDECLARED_VIEWS:
-        return [] if written else list(node.all_input_nodes[:1])
+        return list(node.all_input_nodes[:1])
     schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return []
-    aliased = [value.alias_info for value in schema.returns if value.alias_info]
+    returned = [value.alias_info for value in schema.returns if value.alias_info] if schema else []
+    names = {name for info in returned for name in info.before_set}
     # `split` and its like return `Tensor(a)[]`, whose alias set comes without its name: any aliased argument it is
-    returned = {name for info in aliased for name in info.before_set}
-    unnamed = any(not info.before_set for info in aliased)
-    found = []
-    for index, argument in enumerate(schema.arguments):
-        info = argument.alias_info
-        if info is None or (written and not info.is_write) or (written is None and not unnamed and not info.before_set & returned):
-            continue
+    unnamed = any(not info.before_set for info in returned)
+    return [value for info, value in _aliased_arguments(node) if unnamed or info.before_set & names]
+
+
+def _aliased_arguments(node: fx.Node) -> Iterator[tuple[Any, fx.Node]]:
+    schema = getattr(node.target, "_schema", None)
+    for index, argument in enumerate(schema.arguments if schema else ()):
         value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-        found += [item for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, fx.Node)]
-    return found
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if argument.alias_info is not None and isinstance(item, fx.Node):
+                yield argument.alias_info, item

@@ -45,7 +45,8 @@ def _named(model: nn.Module, block: str | nn.Module) -> tuple[str, nn.Module]:
 
 def _repeated(module: nn.Module, name: str) -> Iterator[NamedBlocks]:
     """The lists of equal modules below `module`, without those inside another such list."""
-    children = [(f"{name}.{child_name}" if name else child_name, child) for child_name, child in module.named_children()]
+    prefix = f"{name}." if name else ""
+    children = [(prefix + child_name, child) for child_name, child in module.named_children()]
     if isinstance(module, (nn.ModuleList, nn.Sequential)) and _are_alike([child for _, child in children]):
         yield children
         return

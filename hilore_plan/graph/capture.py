@@ -166,7 +166,7 @@ def _fake_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> FakeTe
     # a tensor of its own: the fake of a view would bring its base, and the base's symbols, along
     layout = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     sizes = [DimDynamic.STATIC if size <= 1 else DimDynamic.DYNAMIC for size in tensor.shape]
-    context = StatelessSymbolicContext(dynamic_sizes=sizes)
+    context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(dynamic_sizes=sizes)
     fake = mode.from_tensor(layout, symbolic_context=context, source=LocalSource(name))
     return fake.requires_grad_(tensor.requires_grad)  # type: ignore[return-value]
 
@@ -204,8 +204,8 @@ def _input_name(path: Any) -> str:
 def _dropout_as_in_eager_mode() -> Iterator[None]:
     """Trace dropout as the device runs it.
 
-    torch 2.13's tracer replaces `aten.dropout` by `native_dropout`, which saves a bool mask. That is what CUDA runs, but
-    on a CPU dropout multiplies by a noise tensor and saves that.
+    torch 2.13's tracer replaces `aten.dropout` by `native_dropout`, which saves a bool mask. That is what CUDA runs; on
+    a CPU, dropout multiplies by a noise tensor and saves that.
     """
     dropout = torch.ops.aten.dropout.default
     replaced = {key: dropout.py_kernels.pop(key) for key in DROPOUT_KEYS if key in dropout.py_kernels}

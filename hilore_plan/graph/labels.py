@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 
 class Labels:
-    """Writes `node.meta["path"]` and `node.meta["module"]` of the nodes as the traced code enters and leaves modules."""
+    """Writes `node.meta["path"]` and `node.meta["module"]` as the traced code enters and leaves modules."""
 
     def __init__(self, block: nn.Module) -> None:
         self._paths = {id(module): name for name, module in block.named_modules()}
@@ -23,12 +23,12 @@ class Labels:
         """Label the nodes that are added to `graph` in this context."""
         self._last = last_node(graph)
 
-        def enter(module: nn.Module, args: Any) -> None:
+        def enter(module: nn.Module, _args: Any) -> None:
             self._label(graph)
             if id(module) in self._paths:
                 self._stack.append(module)
 
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
+        def leave(module: nn.Module, _args: Any, _output: Any) -> None:
             self._label(graph)
             if self._stack[-1] is module and len(self._stack) > 1:
                 self._stack.pop()

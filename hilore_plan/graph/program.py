@@ -20,8 +20,8 @@ from hilore_plan.graph.sizes import Number, Shapes, is_symbolic
 class Program:
     """One stage's program: `run(*sizes, *state, *sources, *carried)` returns the slots and then what is carried on.
 
-    `sizes` evaluates the symbolic sizes it needs, `state` are indices into the block's parameters and buffers, `sources`
-    the kept values that it reads, `carried` the values that an earlier stage has computed, `slots` the slots it
+    `sizes` evaluates the symbolic sizes it needs, `state` are indices into the block's state, `sources` the
+    kept values that it reads, `carried` the values that an earlier stage has computed, `slots` the slots it
     rebuilds, `carries` the values it computes for later stages. `ops` are the ops that it runs.
     """
 
@@ -83,7 +83,7 @@ def _slice(graph: BlockGraph, slots: list[int], available: frozenset[int] | set[
     needs: set[int] = set()
     pending = [graph.slots[slot].node for slot in slots]
     while pending:
-        node = pending.pop()
+        node = graph.seen_as(pending.pop())
         if node in nodes or is_symbolic(node):
             continue
         value = graph.value_of.get(node)
@@ -122,9 +122,9 @@ def _build(graph: BlockGraph, kept: frozenset[int], stage: int, slices: Sequence
         if node not in copies:
             copies[node] = program.node_copy(node)
     for node in order:
-        copies[node] = program.node_copy(node, copies.__getitem__)
+        copies[node] = program.node_copy(node, lambda source: copies[graph.seen_as(source)])
     wanted = [graph.slots[slot].node for slot in piece.slots] + [graph.values[value].node for value in carries]
-    program.output(tuple(copies[node] for node in wanted))
+    program.output(tuple(copies[graph.seen_as(node)] for node in wanted))
     return Program(
         run=fx.GraphModule(graph.capture.module, program).forward,
         sizes=graph.sizes.function([node.meta["val"] for node in sizes]),
@@ -141,4 +141,3 @@ def _place(graph: BlockGraph, value: int) -> int:
     place = graph.values[value].place
     assert place is not None
     return place
-

@@ -29,8 +29,8 @@ def _is_without_dropout(node: fx.Node) -> bool:
     assert isinstance(node.target, torch._ops.OpOverload)
     for index, argument in enumerate(node.target._schema.arguments):
         if argument.name in ("dropout_p", "dropout"):
-            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-            return value == 0
+            given = node.args[index : index + 1] or [node.kwargs.get(argument.name, argument.default_value)]
+            return bool(given[0] == 0)
     return False
 
 

@@ -76,7 +76,10 @@ class GraphSlot:
 
 @dataclass(frozen=True, eq=False)
 class BlockGraph:
-    """A captured block: values in the order of their making, ops in the order of execution, slots in that of saving."""
+    """A captured block: values in the order of their making, ops in the order of execution, slots in that of saving.
+
+    `value_of` says in which value each tensor node lives, `written` into which node an in-place op writes.
+    """
 
     capture: Capture
     values: tuple[GraphValue, ...]
@@ -84,11 +87,18 @@ class BlockGraph:
     slots: tuple[GraphSlot, ...]
     stages: int
     value_of: dict[fx.Node, int]
+    written: dict[fx.Node, fx.Node]
 
     @cached_property
     def sizes(self) -> Sizes:
         """Evaluates the graph's symbolic sizes."""
         return Sizes(self.capture.shape_env, [node.meta["val"] for node in self.capture.input_nodes])
+
+    def seen_as(self, node: fx.Node) -> fx.Node:
+        """The node that stands for `node` once its value is complete: an in-place op returns what it wrote into."""
+        while node in self.written:
+            node = self.written[node]
+        return node
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -100,7 +110,7 @@ def block_graph(capture: Capture, stages: int = 2) -> BlockGraph:
     """Read a capture as values, ops and slots, its backward divided into at most `stages` stages."""
     graph = capture.module.graph
     aliases = find_aliases(graph)
-    bases = _bases(graph, aliases)
+    bases = _bases(aliases)
     number = {node: i for i, node in enumerate(bases)}
     value_of = {node: number[base] for node, base in aliases.base.items() if base in number}
     slot_values = [value_of[slot.node] for slot in capture.slots]
@@ -112,7 +122,7 @@ def block_graph(capture: Capture, stages: int = 2) -> BlockGraph:
         _value(i, node, names[i], capture, slot_values, slot_stages, aliases) for i, node in enumerate(bases)
     )
     slots = tuple(GraphSlot(s.node, v, p) for s, v, p in zip(capture.slots, slot_values, slot_stages, strict=True))
-    return BlockGraph(capture, values, ops, slots, max(slot_stages, default=0) + 1, value_of)
+    return BlockGraph(capture, values, ops, slots, max(slot_stages, default=0) + 1, value_of, aliases.written)
 
 
 def parameter_descriptions(block: nn.Module) -> dict[str, str]:
@@ -125,9 +135,10 @@ def _describe(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{trainable}"
 
 
-def _bases(graph: fx.Graph, aliases: Aliases) -> list[fx.Node]:
+def _bases(aliases: Aliases) -> list[fx.Node]:
     """The nodes that make a storage of their own, each a tensor (not the tuple of a multi-output op)."""
-    return [node for node in graph.nodes if aliases.base.get(node) is node and torch.is_tensor(node.meta.get("val"))]
+    own = [node for node, base in aliases.base.items() if base is node]
+    return [node for node in own if torch.is_tensor(node.meta.get("val"))]
 
 
 def _ops(graph: fx.Graph, value_of: dict[fx.Node, int], frozen: set[fx.Node], aliases: Aliases) -> Iterable[GraphOp]:
@@ -152,9 +163,9 @@ def _frozen(capture: Capture, aliases: Aliases) -> set[fx.Node]:
         last = max(order[writer] for writer in writers)
         outlives = base.op in ("placeholder", "get_attr")
         frozen |= {base, *writers}
-        for node in order:
+        for node, position in order.items():
             reads = any(aliases.base.get(source) is base for source in node.all_input_nodes)
-            if reads and aliases.base.get(node) is not base and (outlives or order[node] < last):
+            if reads and aliases.base.get(node) is not base and (outlives or position < last):
                 frozen.add(node)
     return frozen
 

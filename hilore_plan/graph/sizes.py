@@ -37,7 +37,8 @@ class Sizes:
         printer = PythonPrinter()
         body = ", ".join(printer.doprint(expression) for expression in expressions)
         names = ", ".join(printer.doprint(symbol) for symbol in symbols)
-        compute = eval(f"lambda {names}: ({body},)" if expressions else "lambda: ()", {"math": math, **SYMPY_INTERP})
+        source = f"lambda {names}: ({body},)" if expressions else "lambda: ()"
+        compute = eval(source, {"math": math, **SYMPY_INTERP})  # noqa: S307 - sizes as Python, printed by torch
 
         def evaluate(shapes: Shapes) -> tuple[Number, ...]:
             result: tuple[Number, ...] = compute(*(shapes[index][dim] for index, dim in places))

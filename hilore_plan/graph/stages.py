@@ -6,8 +6,9 @@ Backward runs through the graph from its end. A cut is good where little has to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +30,7 @@ def cut_into_stages(
     """The stage of each slot; stage 0 is the one that backward reaches first.
 
     Args:
+        capture: the captured block.
         ops: the graph's ops in order.
         fakes: the symbolic tensor of each value.
         slot_values: the value that each slot is a view of.
@@ -44,11 +46,12 @@ def cut_into_stages(
 
 def hint_bytes(fake: torch.Tensor) -> int:
     """Bytes of a symbolic tensor at the sizes of the captured call; 0 where they depend on data."""
-    elements = 1
-    for size in fake.shape:
-        hint = size if isinstance(size, int) else size.node.maybe_as_int() or size.node._hint
-        elements *= int(hint or 0)
-    return elements * fake.dtype.itemsize
+    return math.prod(_hint(size) for size in fake.shape) * fake.dtype.itemsize
+
+
+def _hint(size: Any) -> int:
+    node = getattr(size, "node", None)
+    return int(size) if node is None else int(node.maybe_as_int() or node._hint or 0)
 
 
 def _best_cut(
@@ -68,8 +71,8 @@ def _best_cut(
             continue
         crossing = {v for o in ops if order[o.node] >= cut for v in o.inputs if made_at.get(v, cut) < cut}
         score = (sum(sizes[value] for value in crossing), abs(total - 2 * late), cut)
-        best = min(best or score, score)
-    return best[2] if best else None
+        best = score if best is None else min(best, score)
+    return None if best is None else best[2]
 
 
 def _slot_bytes(sizes: Sequence[int], values: object, made_at: dict[int, int]) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
-from hilore_plan.errors import PlanMismatchError, RefusedError, UsageError
+from hilore_plan.errors import PlanMismatchError, RefusedError
 from hilore_plan.graph.blocks import NamedBlocks, find_blocks
 from hilore_plan.graph.recovery_units import BlockGraph, parameter_descriptions
 from hilore_plan.runtime.actions import NOTHING, PlanActions, check_units
@@ -28,9 +27,7 @@ _MISSING = object()
 _COUNTED = -1
 
 
-def apply(
-    model: nn.Module, plan: Plan | str | Path, *, blocks: Sequence[str | nn.Module] | None = None
-) -> Runtime:
+def apply(model: nn.Module, plan: Plan | str | Path, *, blocks: Sequence[str | nn.Module] | None = None) -> Runtime:
     """Attach a plan to a model: from now on its blocks keep and rebuild what the plan says.
 
     Args:
@@ -137,7 +134,7 @@ class Runtime:
     def __enter__(self) -> Runtime:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.detach()
 
 
@@ -156,7 +153,7 @@ class Microbatch:
         self._before = (runtime._selected, runtime._exposure)
         runtime._selected, runtime._exposure = self._selected, self._exposure
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._runtime._selected, self._runtime._exposure = self._before
 
 
@@ -209,15 +206,15 @@ def _attach(planned: PlannedForward) -> dict[str, Any]:
     """Put the planned forward in place; returns what stood there before."""
     attributes = vars(planned.block)
     before = {name: attributes.get(name, _MISSING) for name in ("forward", "gradient_checkpointing")}
-    planned.block.forward = planned  # type: ignore[method-assign]
+    planned.block.forward = planned
     return before
 
 
 def _restore(planned: PlannedForward, before: dict[str, Any]) -> None:
     planned.retire()
     attributes = vars(planned.block)
-    if attributes.get("forward") is not planned:
-        before = {name: value for name, value in before.items() if name != "forward"}  # wrapped again since: stay inside
+    if attributes.get("forward") is not planned:  # wrapped again since: stay inside, doing nothing
+        before = {name: value for name, value in before.items() if name != "forward"}
     for name, value in before.items():
         if value is _MISSING:
             attributes.pop(name, None)

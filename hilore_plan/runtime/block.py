@@ -41,7 +41,7 @@ class Context(Protocol):
 
 
 class PlannedForward:
-    """Callable in place of `block.forward`. Not copied with the block: a copy of the model has its own plain forward."""
+    """Callable in place of `block.forward`. A copy of the model does not get it: there, forward is the plain one."""
 
     def __init__(self, index: int, name: str, block: nn.Module, context: Context) -> None:
         self.index = index
@@ -72,11 +72,12 @@ class PlannedForward:
         self._active = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The block's forward."""
         if not (self._active and self.block.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             self.passed_through += 1  # R9
             return self.original(*args, **kwargs)
         if getattr(self.block, "gradient_checkpointing", False):
-            self.block.gradient_checkpointing = False  # trainers switch it on again before each round
+            vars(self.block)["gradient_checkpointing"] = False  # trainers switch it on again before each round
         call = flatten_call(args, kwargs)
         if not self._needs_grad(call):
             self.passed_through += 1

@@ -1,4 +1,4 @@
-"""What happens to a block that cannot be captured: checkpoint it, or store if running it twice would change it (R10)."""
+"""What happens to a block that cannot be captured: checkpoint it, or store if a second run would change it (R10)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Forward = Callable[..., Any]
 
 
 class Fallback:
-    """Runs a block's forward without a plan. The first time plainly, to see whether the forward changes its own state."""
+    """Runs a block's forward without a plan. The first time plainly, to see whether forward changes its own state."""
 
     def __init__(self, block: nn.Module, forward: Forward) -> None:
         self._block = block

@@ -1,7 +1,7 @@
 """A frame: one block's forward in flight, as what its saved tensors have become.
 
-Autograd holds `Handle`s. A handle has the tensor itself, or its owner: a `Stage` that rebuilds it, or a `Narrowed` value
-that is widened. Owners die with their last handle (R5).
+Autograd holds `Handle`s. A handle has the tensor itself, or its owner: a `Stage` that rebuilds it, or a `Narrowed`
+value that is widened. Owners die with their last handle (R5).
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Stage:
         if self.previous is not None:
             self.previous.rebuild()
         if self.sources is None:
-            raise RecoveryError("backward began before the block's forward was over", "run forward and backward in turn")
+            raise RecoveryError("backward began before the block's forward was over", "run one after the other")
         started = perf_counter()
         state = self.state.read(program.state, self.versions)
         sources = [source.base() for source in self.sources]

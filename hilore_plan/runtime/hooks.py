@@ -93,7 +93,7 @@ class Packer:
 class TrialPacker(Packer):
     """The packer of a block's first forward: keeps everything, and lets go only if everything comes back bit for bit.
 
-    All slots are rebuilt from the arguments alone, whatever the plan keeps: what then comes back does so under any plan.
+    All slots are rebuilt from the arguments alone, whatever the plan keeps: what comes back so does under any plan.
     After `seal`, `wrong` names the values that did not.
     """
 

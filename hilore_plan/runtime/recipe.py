@@ -56,7 +56,7 @@ class Recipe:
 
     Args:
         graph: the block graph.
-        actions: action by unit name; units that are not named are recomputed, inputs that are not named are there anyway.
+        actions: action by unit name; units that are not named are recomputed, inputs that are not named are there.
         forced: values to store whatever the actions say.
     """
 

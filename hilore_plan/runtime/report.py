@@ -59,9 +59,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"hilore: {self.frames} block forwards under the plan, {self.captures} graphs captured"]
-        for use in self.entries:
-            if use.frames:
-                lines.append(_entry_line(use))
+        lines += [_entry_line(use) for use in self.entries if use.frames]
         lines.append(f"  rebuilding took {format_seconds(self.recompute_seconds)} in {self.programs_run} programs")
         if self.peak_bytes is not None:
             lines.append(f"  highest device memory {format_bytes(self.peak_bytes)}")

@@ -40,13 +40,24 @@ class Variants:
         """How many graphs have been captured."""
         return sum(self._count.values())
 
-    def find(self, kind: Hashable, block: nn.Module, modules: tuple[nn.Module, ...], state: BlockState, call: Call,
-             forward: Forward) -> BlockGraph:  # fmt: skip
+    def find(
+        self,
+        kind: Hashable,
+        block: nn.Module,
+        modules: tuple[nn.Module, ...],
+        state: BlockState,
+        call: Call,
+        forward: Forward,
+    ) -> BlockGraph:
         """The graph that this call of a block runs.
 
         Args:
             kind: equal for blocks that may share graphs.
+            block: the block, captured if the graph is new.
             modules: the block and its submodules.
+            state: its parameters and buffers.
+            call: the call's arguments.
+            forward: the block's own forward.
 
         Raises:
             CaptureError: it cannot be captured.

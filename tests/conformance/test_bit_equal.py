@@ -10,27 +10,39 @@ import torch
 from models import MODELS, Case
 
 from hilore_plan.runtime.attach import Runtime, apply
+from hilore_plan.runtime.variants import Variants
 from hilore_plan.schema.plan import Plan
 
-RANDOM_PLANS = 5
-# the captured shape first, then others: another length, another batch
-SHAPES = ((3, 11), (1, 24), (3, 37))
+# for each way of running a family: with and without padding, in two dtypes, these make eight plans a family
+RANDOM_PLANS = 2
+# a captured shape, and later another length for the same graph: the first frame of a graph is a trial, the next is not
+SHAPES = ((3, 11), (1, 24), (3, 37), (1, 9))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("padding", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_bit_equal_under_any_exact_plan(name: str, padding: bool, dtype: torch.dtype) -> None:
-    case = MODELS[name]
-    if dtype not in case.dtypes or (padding and not case.padded):
-        pytest.skip("not a case: the family's CPU kernels, or its blocks, do not take this")
+WAYS = [
+    pytest.param(case, padding, dtype, id=f"{name}-{'padded' if padding else 'whole'}-{str(dtype).split('.')[1]}")
+    for name, case in MODELS.items()
+    for padding in (False, True)
+    for dtype in case.dtypes
+    if case.padded or not padding
+]
+
+
+@pytest.mark.parametrize(("case", "padding", "dtype"), WAYS)
+def test_gradients_are_bit_equal_under_any_exact_plan(case: Case, padding: bool, dtype: torch.dtype) -> None:
     expected = reference(case, dtype, padding)
-    everything = plans.make_plan(case.build(dtype=dtype))
-    runtime = check(case, dtype, padding, everything, expected)
+    variants = Variants()  # one capture for all plans
+    model = case.build(dtype=dtype)
+    runtime = check(case, dtype, padding, plans.make_plan(model), expected, variants)
     graphs = plans.graphs_of(runtime)
-    for choice in [plans.store, plans.cast, *map(plans.seeded, range(RANDOM_PLANS))]:
-        plan = plans.make_plan(case.build(dtype=dtype), plans.choose(graphs, choice))
-        check(case, dtype, padding, plan, expected)
+    for choice in [plans.store, plans.cast, *map(plans.seeded, seeds(padding, dtype))]:
+        check(case, dtype, padding, plans.make_plan(model, plans.choose(graphs, choice)), expected, variants)
+
+
+def seeds(padding: bool, dtype: torch.dtype) -> range:
+    """Other random plans for each way of running a family."""
+    first = RANDOM_PLANS * (2 * padding + (dtype == torch.bfloat16))
+    return range(first, first + RANDOM_PLANS)
 
 
 def reference(case: Case, dtype: torch.dtype, padding: bool) -> list[dict[str, torch.Tensor]]:
@@ -40,21 +52,26 @@ def reference(case: Case, dtype: torch.dtype, padding: bool) -> list[dict[str, t
 
 
 def check(
-    case: Case, dtype: torch.dtype, padding: bool, plan: Plan, expected: list[dict[str, torch.Tensor]]
+    case: Case,
+    dtype: torch.dtype,
+    padding: bool,
+    plan: Plan,
+    expected: list[dict[str, torch.Tensor]],
+    variants: Variants,
 ) -> Runtime:
-    """Run all shapes twice (the first frame of a block is a trial, the second is not) and compare."""
+    """Run all shapes and compare."""
     model = case.build(dtype=dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with apply(model, plan) as runtime:
-            for _ in range(1 if case.stateful else 2):
-                for shape, want in zip(SHAPES, expected, strict=True):
-                    got = case.gradients(model, case.make_inputs(*shape, seed=1, padding=padding))
-                    assert_bit_equal(got, want)
+            runtime.variants = variants
+            for shape, want in zip(SHAPES, expected, strict=True):
+                got = case.gradients(model, case.make_inputs(*shape, seed=1, padding=padding))
+                assert_bit_equal(got, want)
     report = runtime.report()
     assert not report.fallbacks
     assert not report.stored_instead
-    assert report.frames == len(plan.block_names) * len(SHAPES) * (1 if case.stateful else 2)
+    assert report.frames == len(plan.block_names) * len(SHAPES)
     return runtime
 
 
