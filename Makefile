@@ -19,6 +19,7 @@ WHEEL_VENV := .venv-wheel
 WHEEL_BIN := $(abspath $(WHEEL_VENV)/bin)
 SOURCES := $(shell find hilore_plan -type f -not -name '*.pyc')
 SITE_PACKAGES := "import sysconfig; print(sysconfig.get_path('purelib'))"
+PYTEST = $(WHEEL_BIN)/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider
 PYTEST_ARGS ?=
 
 .PHONY: help demo test lint format bench soak install wheel clean
@@ -30,10 +31,10 @@ demo: $(STAMP) ## train a real model under a plan made for this machine (8 minut
 	HF_HUB_OFFLINE=1 $(BIN)/python examples/demo.py
 
 test: lint wheel ## lint, then test the built wheel (15 minutes on two cores)
-	cd "$$(mktemp -d)" && $(WHEEL_BIN)/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) \
-		-p no:cacheprovider -m "not soak" $(CURDIR)/tests $(PYTEST_ARGS)
-	$(if $(wildcard notebooks/*.ipynb),cd "$$(mktemp -d)" && $(WHEEL_BIN)/python -m pytest \
-		-c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider --nbmake --nbmake-timeout=300 \
+	cd "$$(mktemp -d)" && OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadgroup -m "not soak and not speed" \
+		$(CURDIR)/tests $(PYTEST_ARGS)
+	cd "$$(mktemp -d)" && $(PYTEST) -m "speed and not soak" $(CURDIR)/tests
+	$(if $(wildcard notebooks/*.ipynb),cd "$$(mktemp -d)" && $(PYTEST) --nbmake --nbmake-timeout=300 \
 		$(addprefix $(CURDIR)/,$(wildcard notebooks/*.ipynb)))
 
 lint: $(STAMP) ## ruff, import-linter and mypy
@@ -50,8 +51,7 @@ bench: $(STAMP) ## compare plans with the other ways to train, on this machine
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/bar.py
 
 soak: wheel ## the tests that take long
-	cd "$$(mktemp -d)" && $(WHEEL_BIN)/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) \
-		-p no:cacheprovider -m soak --timeout=0 $(CURDIR)/tests $(PYTEST_ARGS)
+	cd "$$(mktemp -d)" && $(PYTEST) -m soak --timeout=0 $(CURDIR)/tests $(PYTEST_ARGS)
 
 install: $(STAMP) ## set up .venv with everything, once
 

@@ -31,7 +31,10 @@ from hilore_plan.progress import Progress, Silent
 from hilore_plan.schema.profile import ClassMeasure, Point, Profile
 from hilore_plan.schema.record import Mode, Model, Workload
 
+# rounds of step times at a point: five, or as few as three at the largest point and one below it once a minute is spent
 ROUNDS = 5
+LEAST_ROUNDS = 3
+ENOUGH_SECONDS = 60.0
 SANE_SCALE = (0.5, 3.0)
 
 
@@ -205,10 +208,12 @@ class _Session:
     def _time(self, step: ActorStep, about: str) -> _Timed:
         """Medians over interleaved rounds; the recorded updates before have warmed both modes up."""
         store, gc = [], []
+        least = LEAST_ROUNDS if step.workload.tokens == self.workload.tokens else 1
         for number in range(ROUNDS):
-            store.append(seconds_of(step.step, self.device))
-            with checkpointed(self.blocks):
-                gc.append(seconds_of(step.step, self.device))
+            if number < least or sum(store) + sum(gc) < ENOUGH_SECONDS:
+                store.append(seconds_of(step.step, self.device))
+                with checkpointed(self.blocks):
+                    gc.append(seconds_of(step.step, self.device))
             self.progress.advance(f"{about}: {'step times' if number + 1 < ROUNDS else 'op times'}")
         added = statistics.median(slow - fast for slow, fast in zip(gc, store, strict=True))
         return _Timed(statistics.median(store), statistics.median(gc), added)

@@ -20,7 +20,13 @@ SHAPES = ((3, 11), (1, 24), (3, 37), (1, 9))
 
 
 WAYS = [
-    pytest.param(case, padding, dtype, id=f"{name}-{'padded' if padding else 'whole'}-{str(dtype).split('.')[1]}")
+    pytest.param(
+        case,
+        padding,
+        dtype,
+        id=f"{name}-{'padded' if padding else 'whole'}-{str(dtype).split('.')[1]}",
+        marks=pytest.mark.xdist_group(name),  # a family's code is imported once
+    )
     for name, case in MODELS.items()
     for padding in (False, True)
     for dtype in case.dtypes
