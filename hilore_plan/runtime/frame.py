@@ -21,6 +21,8 @@ from hilore_plan.graph.sizes import Geometry, Number
 from hilore_plan.runtime.changed import changed_in_place
 from hilore_plan.runtime.state import BlockState
 
+Kind = tuple[torch.dtype, torch.device]
+
 _live: weakref.WeakSet[Stage] = weakref.WeakSet()
 
 
@@ -128,6 +130,7 @@ class Stage:
         "clock",
         "following",
         "geometries",
+        "kinds",
         "previous",
         "program",
         "sizes",
@@ -142,12 +145,14 @@ class Stage:
         program: Program,
         sizes: tuple[Number, ...],
         geometries: Sequence[Geometry],
+        kinds: Sequence[Kind],
         state: BlockState,
         clock: Clock,
     ) -> None:
         self.program = program
         self.sizes = sizes
         self.geometries = geometries
+        self.kinds = kinds
         self.state = state
         self.versions = state.versions(program.state)
         self.clock = clock
@@ -194,18 +199,25 @@ class Stage:
         program = self.program
         count = len(program.slots)
         for slot, tensor in zip(program.slots, results[:count], strict=True):
-            size, stride, _ = self.geometries[slot]
-            if tensor.shape != size or not same_strides(size, tensor.stride(), stride):  # R4
-                raise RecoveryError(
-                    f"saved tensor {slot} was rebuilt with size {list(tensor.shape)}, strides {list(tensor.stride())}; "
-                    f"it was saved with size {list(size)}, strides {list(stride)}",
-                    "this is a fault in hilore_plan: detach the plan and report the model and its call",
-                )
+            self._check(slot, tensor)
             self.values[slot] = tensor
         following = self.following() if self.following is not None else None
         if following is not None:
             following.carried = dict(zip(program.carries, results[count:], strict=True))
             following.previous = None  # R5
+
+    def _check(self, slot: int, tensor: torch.Tensor) -> None:
+        size, stride, _ = self.geometries[slot]
+        kind = tensor.dtype, tensor.device
+        if tensor.shape == size and same_strides(size, tensor.stride(), stride) and kind == self.kinds[slot]:  # R4
+            return
+        found = f"size {list(tensor.shape)}, strides {list(tensor.stride())}, {tensor.dtype}, {tensor.device}"
+        dtype, device = self.kinds[slot]
+        raise RecoveryError(
+            f"saved tensor {slot} was rebuilt with {found}; "
+            f"it was saved with size {list(size)}, strides {list(stride)}, {dtype}, {device}",
+            "this is a fault in hilore_plan: detach the plan and report the model and its call",
+        )
 
 
 def same_strides(size: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:

@@ -85,9 +85,18 @@ class Packer:
         Raises:
             SlotMismatchError: the block has saved fewer tensors than its graph says.
         """
+        self._finish()
+        self._let_go()
+
+    def _finish(self) -> None:
         if self._next != len(self._rules):
             raise mismatch(self._next, "nothing", "one more saved tensor")
         _connect(self._stages, self._sources)
+
+    def _let_go(self) -> None:
+        """Own nothing any more: torch 2.13 keeps the pack hook, and so this, until the frame's last saved tensor goes."""
+        self._stages = []  # R5
+        self._sources = {}
 
 
 class TrialPacker(Packer):
@@ -123,15 +132,26 @@ class TrialPacker(Packer):
 
     def seal(self) -> None:
         """See `Packer.seal`."""
+        try:
+            self._compare()
+        finally:
+            self._let_go()
+
+    def _compare(self) -> None:
         if self._failure is not None:
             raise self._failure
-        super().seal()
-        self._everything.seal()
+        self._finish()
+        self._everything._finish()
         self.wrong = frozenset(self._wrong_values())
         if not self.wrong:
             for handle, owner in zip(self._handles, self._owners, strict=True):
                 if owner is not None:
                     handle.give_up(owner)
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._everything._let_go()
+        self._handles, self._owners = [], []
 
     def _wrong_values(self) -> Iterator[int]:
         for handle in sorted(self._handles, key=lambda handle: self._rules[handle.slot].stage):
@@ -150,7 +170,7 @@ class TrialPacker(Packer):
 
 def _new_stages(recipe: Recipe, layout: Layout, state: BlockState, clock: Clock) -> list[Stage | None]:
     return [
-        None if program is None else Stage(program, sizes, layout.slots, state, clock)
+        None if program is None else Stage(program, sizes, layout.slots, recipe.kinds, state, clock)
         for program, sizes in zip(recipe.programs, layout.sizes, strict=True)
     ]
 

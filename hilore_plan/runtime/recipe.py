@@ -71,6 +71,8 @@ class Recipe:
         self.kept = frozenset(kept)
         self.programs: tuple[Program | None, ...] = recovery_programs(graph, self.kept)
         self.rules = tuple(self._rule(slot) for slot in range(len(graph.slots)))
+        fakes = [slot.node.meta["val"] for slot in graph.slots]
+        self.kinds = tuple((fake.dtype, fake.device) for fake in fakes)
         self._layouts: dict[tuple[torch.Size, ...], Layout] = {}
 
     def _is_kept(self, index: int) -> bool:
