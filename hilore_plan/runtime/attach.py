@@ -66,7 +66,13 @@ class Runtime:
         self._selected: int | None = _COUNTED
         self._exposure: float | None = None
         self._blocks = [PlannedForward(i, name, block, self) for i, (name, block) in enumerate(blocks)]
-        self._before = [_attach(planned) for planned in self._blocks]
+        self._before: list[dict[str, Any]] = []
+        try:
+            for planned in self._blocks:
+                self._before.append(_attach(planned))
+        except BaseException:
+            self.detach()  # R9
+            raise
 
     def microbatch(self, tokens: int | None = None, exposure: float | None = None) -> Microbatch:
         """Select the plan entry for the forwards inside this context.

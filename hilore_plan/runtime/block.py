@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-import types
 import warnings
 from collections.abc import Hashable
 from typing import Any, Protocol
@@ -62,7 +62,7 @@ class PlannedForward:
         self._active = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return types.MethodType(type(self.block).forward, memo[id(self.block)])
+        return copy.deepcopy(self.original, memo)
 
     def __reduce__(self) -> Any:
         raise RefusedError("a model cannot be pickled while a plan is attached", "call runtime.detach() first")

@@ -94,7 +94,7 @@ class Packer:
         _connect(self._stages, self._sources)
 
     def _let_go(self) -> None:
-        """Own nothing any more: torch 2.13 keeps the pack hook, and so this, until the frame's last saved tensor goes."""
+        """Own nothing any more: torch 2.13 keeps the pack hook, and so this, as long as any saved tensor."""
         self._stages = []  # R5
         self._sources = {}
 

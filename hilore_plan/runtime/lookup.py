@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from math import isnan
 
 from hilore_plan.schema.plan import Entry, Plan
 
@@ -25,13 +26,15 @@ class Lookup:
         self._indices = [[index for _, index in bucket] for bucket in ordered]
 
     def find(self, tokens: int, exposure: float | None) -> int | None:
-        """The entry for `tokens` (padding included) and `exposure` (None: the highest)."""
+        """The entry for `tokens` (padding included) and `exposure` (None or NaN: the highest)."""
         row = bisect_left(self._tokens, tokens)
         if row == len(self._tokens):
             return None
         uppers = self._exposures[row]
         # the last bucket holds every exposure above it: it is the most careful one
-        column = len(uppers) - 1 if exposure is None else min(bisect_left(uppers, exposure), len(uppers) - 1)
+        last = len(uppers) - 1
+        # NaN (a group without spread in its rewards) is below no edge, and would count as the lowest
+        column = last if exposure is None or isnan(exposure) else min(bisect_left(uppers, exposure), last)
         return self._indices[row][column]
 
 
