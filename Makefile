@@ -31,7 +31,7 @@ demo: $(STAMP) ## train a real model under a plan made for this machine (8 minut
 	HF_HUB_OFFLINE=1 $(BIN)/python examples/demo.py
 
 test: lint wheel ## lint, then test the built wheel (15 minutes on two cores)
-	cd "$$(mktemp -d)" && OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadgroup -m "not soak and not speed" \
+	cd "$$(mktemp -d)" && $(PYTEST) -n 2 --dist loadgroup -m "not soak and not speed" \
 		$(CURDIR)/tests $(PYTEST_ARGS)
 	cd "$$(mktemp -d)" && $(PYTEST) -m "speed and not soak" $(CURDIR)/tests
 	$(if $(wildcard notebooks/*.ipynb),cd "$$(mktemp -d)" && $(PYTEST) --nbmake --nbmake-timeout=300 \
