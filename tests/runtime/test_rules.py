@@ -26,7 +26,8 @@ from torch import nn
 from hilore_plan.errors import RecoveryError
 from hilore_plan.runtime.attach import Runtime
 from hilore_plan.runtime.block import HiloreWarning
-from hilore_plan.runtime.frame import Narrowed, Stage, live_frames, unpack
+from hilore_plan.runtime.frame import Handle, Narrowed, Stage, live_frames, unpack
+from hilore_plan.runtime.hooks import TrialPacker
 
 
 class EndsInTanh(Plain):
@@ -52,6 +53,23 @@ def test_r1_what_is_kept_has_no_graph(attach: Attach, handles: HandleLog) -> Non
     assert kept
     assert all(tensor.grad_fn is None and not tensor.requires_grad for tensor in kept)
     loss.backward()
+
+
+def test_r1_a_trial_keeps_nothing_with_a_graph_either(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    pack = TrialPacker.pack
+
+    def watch(packer: TrialPacker, tensor: torch.Tensor) -> Handle:
+        handle = pack(packer, tensor)
+        kept.append(handle.tensor is not None and handle.tensor.grad_fn is None and not handle.tensor.requires_grad)
+        return handle
+
+    monkeypatch.setattr(TrialPacker, "pack", watch)
+    model = PLAIN.build()
+    attach(model)
+    PLAIN.gradients(model, PLAIN.make_inputs(2, 9, seed=0))
+    assert kept
+    assert all(kept)
 
 
 def test_r1_an_output_that_its_own_op_saves_is_freed_without_a_collector(attach: Attach) -> None:
@@ -94,7 +112,7 @@ def test_r2_a_source_of_a_program_that_changed_is_an_error(attach: Attach) -> No
     hook.remove()
     with torch.no_grad():
         seen[0].add_(1.0)
-    with pytest.raises(RecoveryError, match="modified in place"):
+    with pytest.raises(RecoveryError, match="a kept value of shape .* was modified in place"):
         loss.backward()
 
 
@@ -249,6 +267,18 @@ def test_r5_a_stage_holds_the_earlier_one_only_until_that_has_handed_over(
         assert live_frames() == 0
 
 
+def test_r5_a_rebuilt_tensor_is_handed_over_not_kept(attach: Attach, handles: HandleLog) -> None:
+    model = PLAIN.build()
+    attach(model)
+    warm_up(PLAIN, model)
+    handles.clear()
+    loss = PLAIN.loss(model, PLAIN.make_inputs(2, 9, seed=0))
+    handle = next(handle for handle in reversed(handles.handles) if isinstance(handle.owner, Stage))
+    taken = weakref.ref(unpack(handle))
+    assert taken() is None
+    loss.backward()
+
+
 def test_r6_the_mlp_part_is_gone_before_the_attention_part_is_rebuilt(
     attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,14 +315,17 @@ def test_r7_what_forward_decided_backward_undoes(attach: Attach) -> None:
     for inputs in (short, long):
         LLAMA.gradients(model, inputs)  # both entries have had their trial
     model.zero_grad(set_to_none=True)
-    with runtime.microbatch(tokens=10):
+    uses = lambda: [use.frames for use in runtime.report().entries]  # noqa: E731
+    with runtime.microbatch(tokens=60):  # not what would be counted
         first = LLAMA.loss(model, short)
-    with runtime.microbatch(tokens=51):
+    assert uses() == [3, 6]
+    with runtime.microbatch(tokens=10):
         second = LLAMA.loss(model, long)
         first.backward()
-    with runtime.microbatch(tokens=1):
+    assert uses() == [6, 6]
+    with runtime.microbatch(tokens=1000):
         second.backward()
-    assert [use.frames for use in runtime.report().entries] == [6, 6]
+    assert uses() == [6, 6]
     reference.zero_grad()
     first, second = LLAMA.loss(reference, short), LLAMA.loss(reference, long)
     first.backward()
