@@ -162,7 +162,8 @@ def _frozen(capture: Capture, aliases: Aliases) -> set[fx.Node]:
     for base, writers in aliases.writes.items():
         last = max(order[writer] for writer in writers)
         outlives = base.op in ("placeholder", "get_attr")
-        frozen |= {base, *writers}
+        # where one of several outputs is written into, the op that made it would give it as it was before
+        frozen |= {base, *writers, *(base.all_input_nodes if base.target is operator.getitem else ())}
         for node, position in order.items():
             reads = any(aliases.base.get(source) is base for source in node.all_input_nodes)
             if reads and aliases.base.get(node) is not base and (outlives or position < last):
