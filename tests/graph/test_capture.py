@@ -193,6 +193,19 @@ def test_what_is_written_in_place_is_not_narrowed_and_keeps_one_storage() -> Non
     assert all(not op.recomputable for op in graph.ops if op.node in graph.written)
 
 
+def test_an_output_of_several_that_is_written_into_does_not_come_from_its_op_again() -> None:
+    class Renormalised(Plain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.up(self.norm(x))
+            top, places = torch.softmax(h, -1).topk(4, dim=-1)
+            top /= top.sum(-1, keepdim=True)
+            return x + h.gather(-1, places).sum(-1, keepdim=True) * (top.exp() * top).sum(-1, keepdim=True)
+
+    graph = own_graph(Renormalised)
+    topk = next(op for op in graph.ops if op.name.endswith("topk"))
+    assert not topk.recomputable
+
+
 def test_what_dropout_draws_is_kept() -> None:
     graph = own_graph(Dropout)
     inputs = {i for i, value in enumerate(graph.values) if value.kind == "input"}
