@@ -389,7 +389,7 @@ def test_r8_more_tokens_than_the_plan_knows_recompute_everything(attach: Attach,
 def test_r8_what_one_microbatch_said_is_over_at_its_end(attach: Attach) -> None:
     model = PLAIN.build()
     runtime = attach(model, plans.make_plan(model, tokens=(16, 1000)))
-    with runtime.microbatch(tokens=500), pytest.raises(ZeroDivisionError), runtime.microbatch(tokens=10):
+    with runtime.microbatch(tokens=10), pytest.raises(ZeroDivisionError), runtime.microbatch(tokens=500):
         raise ZeroDivisionError
     PLAIN.gradients(model, PLAIN.make_inputs(1, 9, seed=0))
     assert [use.frames for use in runtime.report().entries] == [3, 0]
