@@ -26,7 +26,9 @@ def step(case: Case, model: nn.Module, index: int) -> None:
                 parameter.grad = None
 
 
-@pytest.mark.parametrize("choice", [None, plans.store, plans.cast, plans.seeded(2)], ids=str)
+@pytest.mark.parametrize(
+    "choice", [None, plans.store, plans.cast, plans.seeded(2)], ids=["recompute", "store", "cast", "mixed"]
+)
 def test_memory_does_not_grow_over_fifty_steps(choice: plans.Choose | None, attach: Attach) -> None:
     model = LLAMA.build(dtype=torch.bfloat16)
     attach(model) if choice is None else attach.chosen(LLAMA, choice, model)
