@@ -207,7 +207,8 @@ class _Session:
 
     def _time(self, step: ActorStep, about: str) -> _Timed:
         """Medians over interleaved rounds; the recorded updates before have warmed both modes up."""
-        store, gc = [], []
+        store: list[float] = []
+        gc: list[float] = []
         least = LEAST_ROUNDS if step.workload.tokens == self.workload.tokens else 1
         for number in range(ROUNDS):
             if number < least or sum(store) + sum(gc) < ENOUGH_SECONDS:

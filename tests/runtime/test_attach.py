@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import peft
+import plans
 import pytest
 import torch
 from models import FAMILIES, Case, Injected, Pair, Plain, Stack
@@ -15,7 +16,6 @@ from runtime.rig import LLAMA, PLAIN, Attach, assert_bit_equal, assert_plan_is_e
 from torch import nn
 
 import hilore_plan.runtime.attach as attach_module
-import plans
 from hilore_plan.errors import PlanMismatchError, RefusedError, UsageError
 from hilore_plan.runtime.attach import apply
 from hilore_plan.runtime.block import PlannedForward

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
+import plans
 import pytest
 import torch
 from models import MODELS, WIDTH, Plain, Stack
@@ -22,7 +23,6 @@ from runtime.rig import (
 )
 from torch import nn
 
-import plans
 from hilore_plan.errors import RecoveryError
 from hilore_plan.runtime.attach import Runtime
 from hilore_plan.runtime.block import HiloreWarning
