@@ -14,7 +14,7 @@ from hilore_plan.schema.plan import Entry, Plan
 from hilore_plan.schema.profile import Profile
 
 ROOT = Path(__file__).parents[1]
-NAMES = ["qwen2-mini"]
+NAMES = ["qwen2-mini", "smollm2-135m"]
 
 
 @pytest.fixture(params=NAMES)
