@@ -146,8 +146,7 @@ def _ops(graph: fx.Graph, value_of: dict[fx.Node, int], frozen: set[fx.Node], al
     for node in graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem or not is_tensor_node(node):
             continue
-        writes = any(node in writers for writers in aliases.writes.values())
-        if aliases.base[node] is not node and not writes:
+        if aliases.base[node] is not node and node not in aliases.written:
             continue  # a view
         made = [node] if torch.is_tensor(node.meta["val"]) else [user for user in node.users if user in value_of]
         inputs = tuple(dict.fromkeys(value_of[n] for n in node.all_input_nodes if n in value_of))

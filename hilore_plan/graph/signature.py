@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class Call:
     spec: TreeSpec
     positions: tuple[int, ...]
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors among the leaves."""
         return tuple(self.leaves[position] for position in self.positions)

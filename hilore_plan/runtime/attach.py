@@ -133,7 +133,7 @@ class Runtime:
 
     def _check(self, block: int, graph: BlockGraph, entry: int | None) -> None:
         """A block's first graph must have the plan's units; a later variant may lack some (a mask, frozen inputs)."""
-        if block not in self._checked:
+        if entry is not None and block not in self._checked:
             check_units(self._blocks[block].name, graph, self._actions.of(entry, block))
             self._checked.add(block)
 

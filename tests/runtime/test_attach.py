@@ -333,3 +333,12 @@ def test_lora_switched_off_and_on_again_is_bit_equal(attach: Attach) -> None:
         with model.disable_adapter(), reference.disable_adapter(), torch.no_grad():
             assert torch.equal(model(**inputs).logits, reference(**inputs).logits)
         assert_bit_equal(case.gradients(model, inputs), case.gradients(reference, inputs))
+
+
+def test_a_first_frame_beyond_the_plan_does_not_hide_a_mismatch() -> None:
+    model = PLAIN.build()
+    plan = plans.make_plan(model, [{"no.such.unit": "store"}, {}, {}], tokens=(20,))
+    with apply(model, plan):
+        PLAIN.gradients(model, PLAIN.make_inputs(3, 11, seed=1))
+        with pytest.raises(PlanMismatchError, match=r"no\.such\.unit"):
+            PLAIN.gradients(model, PLAIN.make_inputs(1, 11, seed=1))
