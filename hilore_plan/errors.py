@@ -57,6 +57,10 @@ class CaptureError(HiloreError):
     """A block whose forward cannot be captured as a graph; the runtime falls back to checkpointing it."""
 
 
+class CodecError(HiloreError):
+    """A codec that does not exist or does not fit the interface, or a tensor that a codec refuses."""
+
+
 class RecoveryError(HiloreError):
     """A saved tensor that cannot be given back as it was: changed in place, or rebuilt differently."""
 

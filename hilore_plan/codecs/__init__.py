@@ -1,5 +1,5 @@
-"""The formats in which a saved tensor may be kept: the place of the codecs.
+"""The formats in which a saved tensor may be kept, at a loss or (`cast`) without.
 
-Empty while the only format is `cast`, which loses nothing and needs no code beyond a dtype. May import `progress`,
-`quantities` and `errors`.
+Takes tensors of any layout and gives `Encoded` ones, and back: `base` has the interface, `registry` the codecs by name,
+and each format has a file. May import `progress`, `quantities` and `errors`.
 """
