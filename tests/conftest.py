@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 # the models of tests are too small for more threads: waiting for each other costs them more than they save
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from runtime.rig import Attach, Shared
 
 settings.register_profile("steady", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("steady")
@@ -24,6 +28,27 @@ def nothing_left_behind() -> Iterator[None]:
         assert _top_hooks() is None, "a saved-tensor hook was left behind"
     if "hilore_plan.runtime.frame" in sys.modules:
         assert _live_frames() == 0, "a frame was left alive"
+
+
+# the rig brings torch along, which tests of the planner and the files do without
+
+
+@pytest.fixture(scope="session")
+def shared() -> Shared:
+    """The graphs of all blocks that any test of the runtime runs: each is captured once."""
+    from runtime.rig import Shared
+
+    return Shared()
+
+
+@pytest.fixture
+def attach(shared: Shared) -> Iterator[Attach]:
+    """Attaches plans, and detaches what is left attached."""
+    from runtime.rig import Attach
+
+    attach = Attach(shared)
+    yield attach
+    attach.detach_all()
 
 
 def _top_hooks() -> object | None:

@@ -11,7 +11,18 @@ from torch import nn
 from hilore_plan.graph.blocks import find_blocks
 from hilore_plan.graph.recovery_units import BlockGraph, GraphValue, parameter_descriptions
 from hilore_plan.runtime.attach import Runtime
-from hilore_plan.schema.plan import Action, Budget, Entry, Fingerprint, Group, Plan, Prediction, Solver
+from hilore_plan.schema.plan import (
+    Action,
+    Budget,
+    Entry,
+    Fingerprint,
+    Group,
+    Plan,
+    Prediction,
+    RiskBudget,
+    Solver,
+    compressed,
+)
 from hilore_plan.schema.record import Mode, Model
 
 NO_LIMIT = 10**9
@@ -83,3 +94,31 @@ def seeded(seed: int) -> Choose:
         return draw.choice([*fitting, "cast"] if value.narrow else fitting)
 
     return choice
+
+
+def compress(codec: str) -> Choose:
+    """Compress what floats and is made by an op, keep the inputs, recompute the rest."""
+
+    def choice(value: GraphValue) -> Action:
+        if value.kind == "input":
+            return "store"
+        return compressed(codec) if value.fake.is_floating_point() else "recompute"
+
+    return choice
+
+
+def by_exposure(plan: Plan, *edges: tuple[float | None, float, Sequence[Mapping[str, Action]]]) -> Plan:
+    """The plan with an entry for each `(exposure_up_to, error, actions per block)`."""
+    last = plan.entries[-1]
+    entries = tuple(
+        last.model_copy(
+            update={
+                "exposure_up_to": edge,
+                "predicted": last.predicted.model_copy(update={"error": error}),
+                "groups": tuple(Group(class_name="block", blocks=(i,), actions=dict(a)) for i, a in enumerate(actions)),
+            }
+        )
+        for edge, error, actions in edges
+    )
+    risk = RiskBudget(asked="0.015", limit=0.015, price=1.0, expected=0.01)
+    return plan.model_copy(update={"entries": entries, "risk": risk})

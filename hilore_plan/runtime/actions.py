@@ -13,11 +13,21 @@ NOTHING: Actions = {}
 
 
 class PlanActions:
-    """The actions of each block under each entry. Equal groups give the same mapping object."""
+    """The actions of each block under each entry. Equal groups give the same mapping object.
+
+    Blocks that could not be captured when the plan was made have none: should they be captured now, whatever their
+    graph is called, they keep their inputs and recompute the rest, which is what was planned.
+    """
 
     def __init__(self, plan: Plan) -> None:
+        opaque = {kind.name for kind in plan.classes if kind.uncaptured is not None}
         self._by_entry = [
-            {block: group.actions for group in entry.groups for block in group.blocks} for entry in plan.entries
+            {
+                block: NOTHING if group.class_name in opaque else group.actions
+                for group in entry.groups
+                for block in group.blocks
+            }
+            for entry in plan.entries
         ]
 
     def of(self, entry: int | None, block: int) -> Actions:

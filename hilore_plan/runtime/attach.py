@@ -14,17 +14,21 @@ from hilore_plan.errors import PlanMismatchError, RefusedError
 from hilore_plan.graph.blocks import NamedBlocks, find_blocks
 from hilore_plan.graph.recovery_units import BlockGraph, parameter_descriptions
 from hilore_plan.runtime.actions import NOTHING, PlanActions, check_units
+from hilore_plan.runtime.alarm import Alarm
 from hilore_plan.runtime.block import PlannedForward
+from hilore_plan.runtime.exposures import exposure_of
 from hilore_plan.runtime.frame import Clock
 from hilore_plan.runtime.lookup import Lookup
+from hilore_plan.runtime.meter import Meter
+from hilore_plan.runtime.microbatch import Microbatch
 from hilore_plan.runtime.recipe import Recipe
 from hilore_plan.runtime.report import EntryUse, Report
 from hilore_plan.runtime.variants import Variants
 from hilore_plan.schema.io import load_plan
 from hilore_plan.schema.plan import Plan
+from hilore_plan.schema.record import Norm
 
 _MISSING = object()
-_COUNTED = -1
 
 
 def apply(model: nn.Module, plan: Plan | str | Path, *, blocks: Sequence[str | nn.Module] | None = None) -> Runtime:
@@ -58,13 +62,16 @@ class Runtime:
         self.plan = plan
         self.clock = Clock()
         self.variants = Variants()
-        self._lookup = Lookup(plan)
+        self.meter = Meter()
+        self.norm: Norm = plan.risk.norm if plan.risk else "l2"
+        self.escalations = 0
+        self.lookup = Lookup(plan)
         self._actions = PlanActions(plan)
-        self._recipes: dict[tuple[BlockGraph, int, frozenset[int]], Recipe] = {}
+        self._recipes: dict[tuple[BlockGraph, int, frozenset[int], bool], Recipe] = {}
         self._checked: set[int] = set()
         self._uses: Counter[int | None] = Counter()
-        self._selected: int | None = _COUNTED
-        self._exposure: float | None = None
+        self._errors = [entry.predicted.error for entry in plan.entries]
+        self.current = Microbatch(self, None, None)
         self._blocks = [PlannedForward(i, name, block, self) for i, (name, block) in enumerate(blocks)]
         self._before: list[dict[str, Any]] = []
         try:
@@ -74,15 +81,44 @@ class Runtime:
             self.detach()  # R9
             raise
 
-    def microbatch(self, tokens: int | None = None, exposure: float | None = None) -> Microbatch:
+    def microbatch(
+        self,
+        tokens: int | None = None,
+        exposure: float | None = None,
+        *,
+        coefficients: torch.Tensor | None = None,
+        check: bool = False,
+        **known: Any,
+    ) -> Microbatch:
         """Select the plan entry for the forwards inside this context.
+
+        Say as much as is known: the exposure itself, the loss's coefficients, or what they are computed from. Nothing
+        at all is safe, and slower: then the micro-batch counts as the riskiest.
 
         Args:
             tokens: tokens of the micro-batch, padding included; None: counted in each block's input.
-            exposure: how much the micro-batch can move the policy; None: as much as any.
+            exposure: how much the micro-batch can move the policy, in multiples of the mean; None: as much as any.
+            coefficients: dLoss/dlogp of the response tokens, of any shape.
+            check: whether `true_error` of the context will be asked for.
+            known: `advantages`, `mask` (both needed), `loss` (a `LossConfig` or the name of a loss type), `old_logps`,
+                and what else `exposure.predict.predict` takes.
+
+        Raises:
+            UsageError: values that are not finite, or arguments that do not fit together.
         """
-        selected = _COUNTED if tokens is None else self._lookup.find(tokens, exposure)
-        return Microbatch(self, selected, exposure)
+        if coefficients is None and not known:
+            return Microbatch(self, tokens, exposure, None, check)
+        absolute = exposure_of(coefficients, known, exposure, self.norm)
+        return Microbatch(self, tokens, self.meter.relative(absolute), absolute, check)
+
+    def error_of(self, entry: int | None) -> float:
+        """See `microbatch.Owner`."""
+        return 0.0 if entry is None else self._errors[entry]
+
+    @property
+    def alarm(self) -> Alarm | None:
+        """See `block.Context.alarm`."""
+        return self.current.alarm
 
     def detach(self) -> None:
         """Restore the model exactly as it was; a second call does nothing. Frames in flight can still run backward."""
@@ -108,25 +144,36 @@ class Runtime:
                 for reason, fallback in block.fallbacks.items()
             },
             stored_instead={block.name: units for block in self._blocks if (units := _stored_units(block))},
+            escalations=self.escalations,
+            expected_error=self.meter.expected_error,
+            error_budget=None if self.plan.risk is None else self.plan.risk.limit,
         )
 
     def recipe(self, block: int, graph: BlockGraph, tokens: int, forced: frozenset[int]) -> Recipe:
         """See `block.Context.recipe`."""
-        entry = self._selected
-        if entry == _COUNTED:
-            entry = self._lookup.find(tokens, self._exposure)  # R8
+        current = self.current
+        entry = current.find(tokens)
         self._uses[entry] += 1
         actions = self._actions.of(entry, block)
-        key = (graph, id(actions), forced)
+        careful = current.checked or self.lookup.has_riskier(entry)
+        if careful and current.alarm is None:
+            current.alarm = Alarm()
+        key = (graph, id(actions), forced, careful)
         recipe = self._recipes.get(key)
         if recipe is None:
             self._check(block, graph, entry)
-            recipe = self._recipes[key] = Recipe(graph, actions, forced)
+            recipe = self._recipes[key] = Recipe(graph, actions, forced, careful=careful)
+            self._note_refused(block, recipe)
         return recipe
+
+    def _note_refused(self, block: int, recipe: Recipe) -> None:
+        planned = self._blocks[block]
+        for value, reason in recipe.refused.items():
+            planned.refuse(recipe.graph.values[value].name, reason)
 
     def everything(self, graph: BlockGraph) -> Recipe:
         """See `block.Context.everything`."""
-        key = (graph, id(NOTHING), frozenset[int]())
+        key = (graph, id(NOTHING), frozenset[int](), False)
         if key not in self._recipes:
             self._recipes[key] = Recipe(graph, NOTHING)
         return self._recipes[key]
@@ -142,25 +189,6 @@ class Runtime:
 
     def __exit__(self, *exception: object) -> None:
         self.detach()
-
-
-class Microbatch:
-    """The context in which a plan entry is selected."""
-
-    __slots__ = ("_before", "_exposure", "_runtime", "_selected")
-
-    def __init__(self, runtime: Runtime, selected: int | None, exposure: float | None) -> None:
-        self._runtime = runtime
-        self._selected = selected
-        self._exposure = exposure
-
-    def __enter__(self) -> None:
-        runtime = self._runtime
-        self._before = (runtime._selected, runtime._exposure)
-        runtime._selected, runtime._exposure = self._selected, self._exposure
-
-    def __exit__(self, *exception: object) -> None:
-        self._runtime._selected, self._runtime._exposure = self._before
 
 
 def check_model(blocks: NamedBlocks, plan: Plan) -> None:
@@ -229,4 +257,5 @@ def _restore(planned: PlannedForward, before: dict[str, Any]) -> None:
 
 
 def _stored_units(block: PlannedForward) -> list[str]:
-    return [graph.values[value].name for graph, wrong in block.stored.items() for value in sorted(wrong)]
+    wrong = [graph.values[value].name for graph, wrong in block.stored.items() for value in sorted(wrong)]
+    return [*wrong, *block.refused]

@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from hilore_plan.errors import CaptureError, RefusedError
 from hilore_plan.graph.recovery_units import BlockGraph
 from hilore_plan.graph.signature import Call, flatten_call
+from hilore_plan.runtime.alarm import Alarm
 from hilore_plan.runtime.fallback import Fallback
 from hilore_plan.runtime.frame import Clock, unpack
 from hilore_plan.runtime.hooks import Packer, SlotMismatchError, TrialPacker
@@ -39,6 +40,10 @@ class Context(Protocol):
     def everything(self, graph: BlockGraph) -> Recipe:
         """The recipe that recomputes all."""
 
+    @property
+    def alarm(self) -> Alarm | None:
+        """What tells frames that their micro-batch is riskier than their entry; None where nothing riskier exists."""
+
 
 class PlannedForward:
     """Callable in place of `block.forward`. A copy of the model does not get it: there, forward is the plain one."""
@@ -50,6 +55,7 @@ class PlannedForward:
         self.original = block.forward
         functools.update_wrapper(self, self.original)
         self.stored: dict[BlockGraph, frozenset[int]] = {}
+        self.refused: dict[str, str] = {}
         self.fallbacks: dict[str, Fallback] = {}
         self.frames = 0
         self.passed_through = 0
@@ -102,7 +108,7 @@ class PlannedForward:
         recipe = self._context.recipe(self.index, graph, count_tokens(call), forced or frozenset())
         if forced is None:
             return self._try_out(graph, recipe, call)
-        packer = Packer(recipe, call.tensors, self._state, self._context.clock)
+        packer = Packer(recipe, call.tensors, self._state, self._context.clock, self._context.alarm)
         output = self._forward(packer, call)
         packer.seal()
         return output
@@ -115,7 +121,7 @@ class PlannedForward:
     def _try_out(self, graph: BlockGraph, recipe: Recipe, call: Call) -> Any:
         """The first frame of this block with this graph: nothing is let go before it has come back bit for bit."""
         everything = self._context.everything(graph)
-        packer = TrialPacker(recipe, call.tensors, self._state, self._context.clock, everything)
+        packer = TrialPacker(recipe, call.tensors, self._state, self._context.clock, everything, self._context.alarm)
         output = self._forward(packer, call)
         try:
             packer.seal()
@@ -127,6 +133,12 @@ class PlannedForward:
             units = ", ".join(graph.values[value].name for value in sorted(packer.wrong))
             self._warn(f"{units} did not come back bit for bit when recomputed: stored from now on")
         return output
+
+    def refuse(self, unit: str, reason: str) -> None:
+        """A codec does not take a unit."""
+        if unit not in self.refused:
+            self.refused[unit] = reason
+            self._warn(f"{unit} cannot be compressed ({reason}): stored instead")
 
     def _distrust(self, error: SlotMismatchError) -> None:
         """The graph of a block that looked alike does not fit: capture this one by itself; if it was, give up."""

@@ -23,6 +23,11 @@ class Fallback:
         self._repeatable: bool | None = None
 
     @property
+    def repeatable(self) -> bool | None:
+        """Whether forward leaves no trace and may run twice; None until it has run once."""
+        return self._repeatable
+
+    @property
     def description(self) -> str:
         """What is done instead of the plan."""
         return "stored, as its forward changes its own state" if self._repeatable is False else "checkpointed"

@@ -1,7 +1,7 @@
 """A frame: one block's forward in flight, as what its saved tensors have become.
 
-Autograd holds `Handle`s. A handle has the tensor itself, or its owner: a `Stage` that rebuilds it, or a `Narrowed`
-value that is widened. Owners die with their last handle (R5).
+Autograd holds `Handle`s. A handle has the tensor itself, or its owner: a `Stage` that rebuilds it, a `Narrowed`
+value that is widened, or a `Compressed` one that is decoded. Owners die with their last handle (R5).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hilore_plan.errors import RecoveryError
 from hilore_plan.graph.program import Program
 from hilore_plan.graph.sizes import Geometry, Number
 from hilore_plan.runtime.changed import changed_in_place
+from hilore_plan.runtime.kept import Source
 from hilore_plan.runtime.state import BlockState
 
 Kind = tuple[torch.dtype, torch.device]
@@ -70,49 +71,6 @@ def unpack(handle: Handle) -> torch.Tensor:
     return tensor
 
 
-class Narrowed:
-    """A value kept in the narrow dtype of which it is a plain upcast; widened once (R3)."""
-
-    __slots__ = ("dtype", "geometries", "narrow", "wide")
-
-    def __init__(self, value: torch.Tensor, narrow: torch.dtype, geometries: Sequence[Geometry]) -> None:
-        self.narrow = value.to(narrow)
-        self.dtype = value.dtype
-        self.geometries = geometries
-        self.wide: torch.Tensor | None = None
-
-    def base(self) -> torch.Tensor:
-        """The whole value."""
-        if self.wide is None:
-            self.wide = self.narrow.to(self.dtype)
-        return self.wide
-
-    def take(self, slot: int) -> torch.Tensor:
-        """See `Owner.take`."""
-        return self.base().as_strided(*self.geometries[slot])
-
-
-class Kept:
-    """A tensor that a recovery program reads, as the value that it is a view of."""
-
-    __slots__ = ("geometry", "tensor", "version")
-
-    def __init__(self, tensor: torch.Tensor, geometry: Geometry) -> None:
-        self.tensor = tensor.detach()  # R1
-        self.version = tensor._version
-        self.geometry = geometry
-
-    def base(self) -> torch.Tensor:
-        """The whole value.
-
-        Raises:
-            RecoveryError: it has been changed in place.
-        """
-        if self.tensor._version != self.version:  # R2
-            raise changed_in_place(f"a kept value of shape {list(self.geometry[0])}")
-        return self.tensor.as_strided(*self.geometry)
-
-
 @dataclass
 class Clock:
     """Seconds spent in recovery programs, and how many ran."""
@@ -156,7 +114,7 @@ class Stage:
         self.state = state
         self.versions = state.versions(program.state)
         self.clock = clock
-        self.sources: list[Kept | Narrowed] | None = None
+        self.sources: Sequence[Source] | None = None
         self.carried: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.previous: Stage | None = None

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from hilore_plan.errors import RecoveryError
-from hilore_plan.runtime.frame import Clock, Handle, Kept, Narrowed, Owner, Stage, same_strides
+from hilore_plan.runtime.alarm import Alarm, Careful
+from hilore_plan.runtime.frame import Clock, Handle, Owner, Stage, same_strides
+from hilore_plan.runtime.kept import Compressed, Kept, Narrowed, Source
 from hilore_plan.runtime.recipe import Layout, Recipe, Treatment
 from hilore_plan.runtime.state import BlockState
 
@@ -23,17 +25,31 @@ class Packer:
 
     Args:
         tensors: the call's tensor arguments, before the forward.
+        alarm: what makes the frame ignore what it compressed.
     """
 
-    __slots__ = ("_layout", "_next", "_recipe", "_rules", "_sources", "_stages")
+    __slots__ = ("_alarm", "_careful", "_exact", "_layout", "_next", "_recipe", "_rules", "_sources", "_stages")
 
-    def __init__(self, recipe: Recipe, tensors: Sequence[torch.Tensor], state: BlockState, clock: Clock) -> None:
-        layout = recipe.layout(tuple(tensor.shape for tensor in tensors))
+    def __init__(
+        self,
+        recipe: Recipe,
+        tensors: Sequence[torch.Tensor],
+        state: BlockState,
+        clock: Clock,
+        alarm: Alarm | None = None,
+    ) -> None:
+        shapes = tuple(tensor.shape for tensor in tensors)
+        layout = recipe.layout(shapes)
         self._recipe = recipe
         self._layout = layout
         self._rules = recipe.rules
         self._stages = _new_stages(recipe, layout, state, clock)
-        self._sources: dict[int, Kept | Narrowed] = {
+        self._alarm = alarm
+        self._exact: list[Stage | None] = []
+        self._careful: dict[tuple[Owner, int], Careful] = {}
+        if alarm is not None and recipe.exact is not None:
+            self._exact = _new_stages(recipe.exact, recipe.exact.layout(shapes), state, clock)
+        self._sources: dict[int, Source] = {
             value: Kept(tensors[place], layout.values[value]) for value, place in recipe.read_inputs.items()
         }
         self._next = 0
@@ -62,9 +78,11 @@ class Packer:
         """Who answers for the slot from now on; None if its tensor is kept as it is."""
         rule = self._rules[slot]
         if rule.treatment is Treatment.REBUILD:
-            return self._stages[rule.stage]
+            return self._or_exactly(self._stages[rule.stage], rule.stage)
         if rule.treatment is Treatment.NARROW:
             return self._narrowed(rule.value, tensor)
+        if rule.treatment is Treatment.COMPRESS:
+            return self._or_exactly(self._compressed(rule.value, tensor), rule.stage)
         if rule.provides:
             self._sources[rule.value] = Kept(tensor, self._layout.values[rule.value])
         return None
@@ -79,6 +97,25 @@ class Packer:
         assert isinstance(narrowed, Narrowed)
         return narrowed
 
+    def _compressed(self, value: int, tensor: torch.Tensor) -> Owner:
+        compressed = self._sources.get(value)
+        if compressed is None:  # R3
+            whole = tensor.detach().as_strided(*self._layout.values[value])
+            compressed = self._sources[value] = Compressed(whole, self._recipe.codecs[value], self._layout.slots)
+        assert isinstance(compressed, Compressed)
+        return compressed
+
+    def _or_exactly(self, owner: Owner | None, stage: int) -> Owner | None:
+        """The owner, with the exact stage as its way out where there is one."""
+        if not self._exact or self._alarm is None or owner is None:
+            return owner
+        careful = self._careful.get((owner, stage))
+        if careful is None:
+            exact = self._exact[stage]
+            assert exact is not None
+            careful = self._careful[owner, stage] = Careful(owner, exact, self._alarm)
+        return careful
+
     def seal(self) -> None:
         """Forward is over: give each stage what its program reads.
 
@@ -92,11 +129,13 @@ class Packer:
         if self._next != len(self._rules):
             raise mismatch(self._next, "nothing", "one more saved tensor")
         _connect(self._stages, self._sources)
+        _connect(self._exact, self._sources)
 
     def _let_go(self) -> None:
         """Own nothing any more: torch 2.13 keeps the pack hook, and so this, as long as any saved tensor."""
-        self._stages = []  # R5
+        self._stages, self._exact = [], []  # R5
         self._sources = {}
+        self._careful = {}
 
 
 class TrialPacker(Packer):
@@ -109,9 +148,15 @@ class TrialPacker(Packer):
     __slots__ = ("_everything", "_failure", "_handles", "_owners", "wrong")
 
     def __init__(
-        self, recipe: Recipe, tensors: Sequence[torch.Tensor], state: BlockState, clock: Clock, everything: Recipe
+        self,
+        recipe: Recipe,
+        tensors: Sequence[torch.Tensor],
+        state: BlockState,
+        clock: Clock,
+        everything: Recipe,
+        alarm: Alarm | None = None,
     ) -> None:
-        super().__init__(recipe, tensors, state, clock)
+        super().__init__(recipe, tensors, state, clock, alarm)
         self._everything = Packer(everything, tensors, state, Clock())
         self._handles: list[Handle] = []
         self._owners: list[Owner | None] = []
@@ -175,7 +220,7 @@ def _new_stages(recipe: Recipe, layout: Layout, state: BlockState, clock: Clock)
     ]
 
 
-def _connect(stages: Sequence[Stage | None], sources: Mapping[int, Kept | Narrowed]) -> None:
+def _connect(stages: Sequence[Stage | None], sources: Mapping[int, Source]) -> None:
     previous: Stage | None = None
     for stage in stages:
         if stage is None:

@@ -24,6 +24,7 @@ class Lookup:
         ordered = [sorted(edges[tokens]) for tokens in self._tokens]
         self._exposures = [[upper for upper, _ in bucket] for bucket in ordered]
         self._indices = [[index for _, index in bucket] for bucket in ordered]
+        self._uppers = {index: upper for bucket in ordered for upper, index in bucket[:-1]}
 
     def find(self, tokens: int, exposure: float | None) -> int | None:
         """The entry for `tokens` (padding included) and `exposure` (None or NaN: the highest)."""
@@ -36,6 +37,15 @@ class Lookup:
         # NaN (a group without spread in its rewards) is below no edge, and would count as the lowest
         column = last if exposure is None or isnan(exposure) else min(bisect_left(uppers, exposure), last)
         return self._indices[row][column]
+
+    def is_riskier(self, exposure: float | None, entry: int | None) -> bool:
+        """Whether `exposure` (None or NaN: the highest) is above the bucket of an entry; nothing is above the last."""
+        upper = None if entry is None else self._uppers.get(entry)
+        return upper is not None and (exposure is None or not exposure <= upper)  # R11: NaN is above every edge
+
+    def has_riskier(self, entry: int | None) -> bool:
+        """Whether there is a bucket of higher exposure than that of an entry, for the same tokens."""
+        return entry in self._uppers
 
 
 def _upper(entry: Entry) -> float:

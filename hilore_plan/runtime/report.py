@@ -39,7 +39,9 @@ class Report:
 
     `recompute_seconds` is the time the host spent in recovery programs, `peak_bytes` the device's own count of its
     highest use (None on a CPU, which keeps none). `fallbacks` names each block that is checkpointed or stored instead,
-    with the reason. `stored_instead` names values that did not come back bit for bit and are stored.
+    with the reason. `stored_instead` names values that did not come back bit for bit, or that a codec refused, and are
+    stored. `escalations` are micro-batches that turned out riskier than their entry and were rebuilt exactly,
+    `expected_error` is the relative gradient error that compression is expected to have caused.
     """
 
     entries: list[EntryUse]
@@ -52,6 +54,9 @@ class Report:
     captures: int
     fallbacks: dict[str, str] = field(default_factory=dict)
     stored_instead: dict[str, list[str]] = field(default_factory=dict)
+    escalations: int = 0
+    expected_error: float = 0.0
+    error_budget: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data."""
@@ -61,6 +66,11 @@ class Report:
         lines = [f"hilore: {self.frames} block forwards under the plan, {self.captures} graphs captured"]
         lines += [_entry_line(use) for use in self.entries if use.frames]
         lines.append(f"  rebuilding took {format_seconds(self.recompute_seconds)} in {self.programs_run} programs")
+        if self.error_budget is not None:
+            lines.append(
+                f"  expected gradient error {self.expected_error:.4f}, budget {self.error_budget:.4f}; "
+                f"{self.escalations} micro-batches were riskier than predicted and rebuilt exactly"
+            )
         if self.peak_bytes is not None:
             lines.append(f"  highest device memory {format_bytes(self.peak_bytes)}")
         if self.beyond_the_plan:
@@ -72,8 +82,9 @@ class Report:
 
 def _entry_line(use: EntryUse) -> str:
     verified = f", verified {format_bytes(use.verified_peak_bytes)}" if use.verified_peak_bytes else ""
+    exposure = "" if use.exposure_up_to is None else f", exposure up to {use.exposure_up_to:.3g}"
     return (
-        f"  up to {use.tokens_up_to} tokens: {use.frames} block forwards, "
+        f"  up to {use.tokens_up_to} tokens{exposure}: {use.frames} block forwards, "
         f"predicted peak {format_bytes(use.predicted_peak_bytes)}{verified}, "
         f"predicted recompute {format_seconds(use.predicted_recompute_seconds)} a step"
     )

@@ -32,7 +32,8 @@ class Variants:
 
     def __init__(self) -> None:
         self._captured: dict[Hashable, Captured] = {}
-        self._failures: dict[Hashable, CaptureError] = {}
+        # texts, not errors: an error that is kept, or raised again, keeps the tensors of its frames alive
+        self._failures: dict[Hashable, str] = {}
         self._count: dict[Hashable, int] = {}
 
     @property
@@ -76,13 +77,13 @@ class Variants:
 
     def _capture(self, key: Hashable, kind: Hashable, block: nn.Module, call: Call, forward: Forward) -> BlockGraph:
         if key in self._failures:
-            raise self._failures[key]
+            raise CaptureError(self._failures[key])
         if self._count.get(kind, 0) >= MOST_VARIANTS:
             raise CaptureError(f"more than {MOST_VARIANTS} different kinds of calls")
         try:
             graph = block_graph(capture(block, call, forward))
         except CaptureError as error:
-            self._failures[key] = error
+            self._failures[key] = error.message
             raise
         self._count[kind] = self._count.get(kind, 0) + 1
         self._captured[key].graphs.append(graph)

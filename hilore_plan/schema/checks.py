@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from hilore_plan.errors import FileError
 from hilore_plan.schema.plan import Entry, Plan
-from hilore_plan.schema.profile import BlockClass, ClassMeasure, Point, Profile
+from hilore_plan.schema.profile import BlockClass, ClassMeasure, Point, Profile, Risk
 from hilore_plan.schema.record import Record
 
 
@@ -42,6 +42,26 @@ def _profile_faults(profile: Profile) -> Iterator[str]:
     yield from _ascending("points", [point.tokens for point in profile.points])
     for number, point in enumerate(profile.points):
         yield from _point_faults(profile, point, f"points[{number}]")
+    if profile.risk is not None:
+        yield from _risk_faults(profile, profile.risk)
+
+
+def _risk_faults(profile: Profile, risk: Risk) -> Iterator[str]:
+    if len(risk.units) != len(profile.classes):
+        yield f"risk.units has {len(risk.units)} entries where there are {len(profile.classes)} classes"
+    for index, (units, block_class) in enumerate(zip(risk.units, profile.classes, strict=False)):
+        names = {value.name for value in block_class.values if value.keepable}
+        seen: set[tuple[str, str]] = set()
+        for number, unit in enumerate(units):
+            at = f"risk.units[{index}][{number}]"
+            if unit.unit not in names:
+                yield f"{at}.unit is {unit.unit!r}, which is no recovery unit of {block_class.name}"
+            if unit.codec not in profile.codecs:
+                yield f"{at}.codec is {unit.codec!r}, which is not among the profile's codecs"
+            if (unit.unit, unit.codec) in seen:
+                yield f"{at} has {unit.unit!r} with {unit.codec!r} for the second time"
+            seen.add((unit.unit, unit.codec))
+            yield from _lengths(unit, {"local": len(block_class.blocks), "propagated": len(block_class.blocks)}, at)
 
 
 def _class_faults(block_class: BlockClass, at: str) -> Iterator[str]:
@@ -49,6 +69,8 @@ def _class_faults(block_class: BlockClass, at: str) -> Iterator[str]:
     for number, op in enumerate(block_class.ops):
         if any(not 0 <= index < count for index in (*op.inputs, *op.outputs)):
             yield f"{at}.ops[{number}] uses a value that is not among the {count} of its class"
+        if not set(op.exact_inputs) <= set(op.inputs):
+            yield f"{at}.ops[{number}].exact_inputs has a value that is not among its inputs"
     for number, value in enumerate(block_class.values):
         if any(not 0 <= stage < block_class.stages for stage in value.slot_stages):
             yield f"{at}.values[{number}].slot_stages names a stage that is not among the {block_class.stages}"
@@ -64,15 +86,26 @@ def _point_faults(profile: Profile, point: Point, at: str) -> Iterator[str]:
 
 
 def _measure_faults(measure: ClassMeasure, block_class: BlockClass, at: str) -> Iterator[str]:
+    values = len(block_class.values)
     lengths = {
-        "value_bytes": len(block_class.values),
+        "value_bytes": values,
         "op_seconds": len(block_class.ops),
-        "narrow_bytes": len(block_class.values),
-        "narrow_seconds": len(block_class.values),
+        "narrow_bytes": values,
+        "narrow_seconds": values,
         "stage_working_bytes": block_class.stages,
     }
+    yield from _lengths(measure, lengths, at)
+    if measure.codec_bytes.keys() != measure.codec_seconds.keys():
+        yield f"{at}.codec_seconds is not of the codecs of codec_bytes"
+    for field, codecs in (("codec_bytes", measure.codec_bytes), ("codec_seconds", measure.codec_seconds)):
+        for codec, numbers in codecs.items():
+            if len(numbers) != values:
+                yield f"{at}.{field}.{codec} has {len(numbers)} numbers where its class needs {values}"
+
+
+def _lengths(record: Record, lengths: Mapping[str, int], at: str) -> Iterator[str]:
     for field, expected in lengths.items():
-        found = len(getattr(measure, field))
+        found = len(getattr(record, field))
         if found != expected:
             yield f"{at}.{field} has {found} numbers where its class needs {expected}"
 
@@ -120,5 +153,8 @@ def _negative_in(value: object, at: str) -> Iterator[str]:
     elif isinstance(value, tuple):
         for number, item in enumerate(value):
             yield from _negative_in(item, f"{at}[{number}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _negative_in(item, f"{at}.{key}")
     elif isinstance(value, (int, float)) and value < 0:
         yield f"{at} is negative"

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from hilore_plan.schema.record import Environment, Mode, Model, Record, Workload
+from hilore_plan.schema.record import Environment, Mode, Model, Norm, Record, Workload, uncaptured_reason
 
 SCHEMA: Final = "hilore.plan/1"
-REVISION = 1
+REVISION = 2
 
-Action = Literal["store", "cast", "recompute"]
+COMPRESS: Final = "compress:"
+# `store`, `cast`, `recompute`, or `compress:CODEC`
+Action: TypeAlias = Annotated[str, Field(pattern=r"^(store|cast|recompute|compress:[a-z0-9_]+)$")]
+
+
+def compressed(codec: str) -> Action:
+    """The action that keeps a value in a codec's format."""
+    return COMPRESS + codec
+
+
+def codec_of(action: Action) -> str | None:
+    """The codec of a `compress` action; None for any other."""
+    return action.removeprefix(COMPRESS) if action.startswith(COMPRESS) else None
 
 
 class Fingerprint(Record):
-    """What a block must look like for the plan to fit: its graph's hash and its parameters."""
+    """What a block must look like for the plan to fit: its graph's hash and its parameters.
+
+    Blocks that could not be captured have `uncaptured: REASON` for a hash.
+    """
 
     name: str
     graph_hash: str
     blocks: tuple[int, ...]
     parameters: dict[str, str]
+
+    @property
+    def uncaptured(self) -> str | None:
+        """Why these blocks have no graph; None if they have one."""
+        return uncaptured_reason(self.graph_hash)
 
 
 class Budget(Record):
@@ -40,13 +60,17 @@ class Solver(Record):
 class Prediction(Record):
     """What the plan should cost at a bucket's upper edge, and `binding`: the point of the timeline that makes the peak.
 
-    `recompute_seconds` are the part of `step_seconds` spent on recomputing and on casts.
+    `recompute_seconds` are the part of `step_seconds` spent on recomputing, on casts and on codecs. `error` is the
+    relative gradient error of a step whose micro-batches all run under this entry; `compressed_share` the part of the
+    kept bytes that is kept in a codec's format, counted as they were before.
     """
 
     step_seconds: float
     peak_bytes: int
     recompute_seconds: float
     binding: str
+    error: float = Field(default=0.0, ge=0)
+    compressed_share: float = Field(default=0.0, ge=0, le=1)
 
 
 class Group(Record):
@@ -60,17 +84,37 @@ class Group(Record):
 class Entry(Record):
     """The plan for micro-batches of at most `tokens_up_to` tokens and an exposure of at most `exposure_up_to`.
 
-    `exposure_up_to` is None for the highest bucket. `store` and `gc` are what the two plain modes cost at the bucket's
+    Exposures are relative to their mean; `exposure_up_to` is None for the highest bucket. `frequency` is the part of
+    the calibrated micro-batches that fall into this exposure bucket, `weight` their part of the squared exposure:
+    the error of a step is the root of the sum of `weight * error^2`. `store` and `gc` are what the two plain modes cost at the bucket's
     upper edge; `measured` is there once the plan was run.
     """
 
     tokens_up_to: int = Field(ge=1)
-    exposure_up_to: float | None = None
+    exposure_up_to: float | None = Field(default=None, ge=0)
+    frequency: float = Field(default=1.0, ge=0, le=1)
+    weight: float = Field(default=1.0, ge=0, le=1)
     predicted: Prediction
     measured: Mode | None = None
     store: Mode
     gc: Mode
     groups: tuple[Group, ...]
+
+
+class RiskBudget(Record):
+    """The gradient error that compression may cause: as asked (`0.015`, `0.3x-noise`), and as a relative step error.
+
+    `price` is the seconds that the planner pays for a unit of squared relative error, `expected` the error of a step
+    with the calibrated mix of exposures, `norm` the norm in which exposures are measured. `binding` says what keeps the
+    step from being faster.
+    """
+
+    asked: str
+    limit: float = Field(ge=0)
+    price: float = Field(ge=0)
+    expected: float = Field(ge=0)
+    norm: Norm = "l2"
+    binding: Literal["memory", "risk", "neither"] = "memory"
 
 
 class Plan(Record):
@@ -83,6 +127,7 @@ class Plan(Record):
     workload: Workload
     environment: Environment
     budget: Budget
+    risk: RiskBudget | None = None
     solver: Solver
     block_names: tuple[str, ...]
     classes: tuple[Fingerprint, ...]

@@ -6,10 +6,10 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from hilore_plan.schema.record import Environment, Mode, Model, Record, Workload
+from hilore_plan.schema.record import Environment, Mode, Model, Norm, Record, Workload, uncaptured_reason
 
 SCHEMA: Final = "hilore.profile/1"
-REVISION = 1
+REVISION = 2
 
 
 class Value(Record):
@@ -31,16 +31,24 @@ class Value(Record):
 
 
 class Op(Record):
-    """One op of a block graph, with its inputs and outputs as indices into the class's values."""
+    """One op of a block graph, with its inputs and outputs as indices into the class's values.
+
+    `exact_inputs` have to be exact wherever an output of the op is kept rather than rebuilt: attention keeps the
+    log-sum-exp of `q @ k.T`, and an approximate q or k beside it gives rows of probabilities that do not sum to one.
+    """
 
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     recomputable: bool = True
+    exact_inputs: tuple[int, ...] = ()
 
 
 class BlockClass(Record):
-    """Blocks with equal graphs, described once. Ops are in the order of execution."""
+    """Blocks with equal graphs, described once. Ops are in the order of execution.
+
+    Blocks that cannot be captured have `uncaptured: REASON` for a hash, and one op, their whole forward.
+    """
 
     name: str
     graph_hash: str
@@ -50,6 +58,11 @@ class BlockClass(Record):
     values: tuple[Value, ...]
     ops: tuple[Op, ...]
 
+    @property
+    def uncaptured(self) -> str | None:
+        """Why these blocks have no graph; None if they have one."""
+        return uncaptured_reason(self.graph_hash)
+
 
 class ClassMeasure(Record):
     """What one block of a class costs at one point; lists run along the class's values or ops.
@@ -57,6 +70,8 @@ class ClassMeasure(Record):
     `value_bytes` are the bytes of a value's storage, `narrow_bytes` those of its narrowed form (0 where there is none),
     `narrow_seconds` the time to narrow it and to widen it again. `stage_working_bytes` are what a stage of backward
     needs beyond the values it was given, `forward_working_bytes` what forward needs beyond the values it keeps.
+    `codec_bytes` and `codec_seconds` are, by codec, the bytes of each value in its format (0 where the codec does not
+    take it) and the time to encode and decode it.
     """
 
     value_bytes: tuple[int, ...]
@@ -65,6 +80,8 @@ class ClassMeasure(Record):
     narrow_seconds: tuple[float, ...]
     stage_working_bytes: tuple[int, ...]
     forward_working_bytes: int
+    codec_bytes: dict[str, tuple[int, ...]] = {}
+    codec_seconds: dict[str, tuple[float, ...]] = {}
 
 
 class Outside(Record):
@@ -104,6 +121,53 @@ class Point(Record):
     recompute_scale: float = Field(gt=0)
 
 
+class UnitRisk(Record):
+    """The error that one codec on one unit causes, in each block of the class (in the order of its `blocks`).
+
+    Both are squared errors of the gradient of a step, relative to that gradient, with the unit compressed in every
+    micro-batch: `local` in the block's own parameters, `propagated` in everything below, if it went down undamped.
+    """
+
+    unit: str
+    codec: str
+    local: tuple[float, ...]
+    propagated: tuple[float, ...]
+
+
+class Mix(Record):
+    """A random set of compressed units on micro-batches kept aside: its predicted and measured relative error."""
+
+    units: int = Field(ge=1)
+    predicted: float = Field(ge=0)
+    measured: float = Field(ge=0)
+
+
+class Exposures(Record):
+    """Exposures of the calibrated micro-batches, relative to their mean; `mean` is the absolute one."""
+
+    norm: Norm
+    mean: float = Field(ge=0)
+    values: tuple[float, ...] = Field(min_length=1)
+
+
+class Risk(Record):
+    """What compression costs in gradient error, calibrated in fp32: `local + damping * propagated` per unit and codec.
+
+    `units` run along the profile's classes. `noise` is the relative difference between the gradient in the workload's
+    dtype and in fp32, `source` where the text came from, `zero_is_free` whether a micro-batch without coefficients has
+    no gradient at all.
+    """
+
+    damping: float = Field(ge=0)
+    units: tuple[tuple[UnitRisk, ...], ...]
+    exposures: Exposures
+    held_out: tuple[Mix, ...] = ()
+    noise: float | None = Field(default=None, ge=0)
+    source: str
+    micro_batches: int = Field(ge=1)
+    zero_is_free: bool = True
+
+
 class Profile(Record):
     """A model on a machine: what every choice of a plan would cost there. Points ascend by tokens."""
 
@@ -116,3 +180,5 @@ class Profile(Record):
     block_names: tuple[str, ...]
     classes: tuple[BlockClass, ...]
     points: tuple[Point, ...] = Field(min_length=1)
+    codecs: tuple[str, ...] = ()
+    risk: Risk | None = None

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Head = Literal["fused", "full"]
+Norm = Literal["l2", "l1"]
+# what the `graph_hash` of a block without a graph begins with; the reason follows
+UNCAPTURED: Final = "uncaptured: "
+
+
+def uncaptured_reason(graph_hash: str) -> str | None:
+    """Why a class of blocks has no graph; None if it has one."""
+    return graph_hash.removeprefix(UNCAPTURED) if graph_hash.startswith(UNCAPTURED) else None
 
 
 class Record(BaseModel):

@@ -6,30 +6,18 @@ repeated: see tests/runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import plans
 import pytest
 import torch
 from models import FAMILIES, MODELS, WIDTH, Case, Plain, Stack
-from runtime.rig import LLAMA, Attach, Shared, assert_bit_equal, assert_plan_is_exact, warm_up
+from runtime.rig import LLAMA, Attach, assert_bit_equal, assert_plan_is_exact, warm_up
 from torch import nn
 from torch.nn import functional
 
 from hilore_plan.errors import PlanMismatchError
 from hilore_plan.runtime.attach import apply
-
-
-@pytest.fixture(scope="module")
-def shared() -> Shared:
-    return Shared()
-
-
-@pytest.fixture
-def attach(shared: Shared) -> Iterator[Attach]:
-    attach = Attach(shared)
-    yield attach
-    attach.detach_all()
 
 
 def case_of(block: Callable[[], nn.Module]) -> Case:

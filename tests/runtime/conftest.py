@@ -1,24 +1,11 @@
-"""What tests of the runtime share: one store of captured graphs, and a way to attach that detaches again."""
+"""What tests of the runtime share: a log of what its hooks give to autograd."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from runtime.rig import Attach, HandleLog, Shared
-
-
-@pytest.fixture(scope="session")
-def shared() -> Shared:
-    """The graphs of all blocks that any of these tests runs: each is captured once."""
-    return Shared()
-
-
-@pytest.fixture
-def attach(shared: Shared) -> Iterator[Attach]:
-    attach = Attach(shared)
-    yield attach
-    attach.detach_all()
+from runtime.rig import HandleLog
 
 
 @pytest.fixture

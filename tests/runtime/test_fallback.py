@@ -7,7 +7,15 @@ from collections.abc import Callable
 import pytest
 import torch
 from models import Case, Plain, Stack
-from runtime.rig import PLAIN, Attach, assert_bit_equal, assert_plan_is_exact, no_warnings
+from runtime.rig import (
+    PLAIN,
+    Attach,
+    assert_bit_equal,
+    assert_plan_is_exact,
+    collector_off,
+    live_tensors,
+    no_warnings,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -132,6 +140,19 @@ def test_a_block_that_counts_its_calls_is_not_counted_twice(attach: Attach) -> N
         assert_plan_is_exact(case, runtime, model, steps=3)
     assert [layer.calls for layer in model.layers] == [3, 3]
     assert not runtime.report().fallbacks
+
+
+def test_a_block_that_falls_back_does_not_hold_on_to_what_it_was_given(attach: Attach) -> None:
+    case = case_of(Branches)
+    model = case.build()
+    attach(model)
+    with pytest.warns(HiloreWarning, match="checkpointed"):
+        case.gradients(model, case.make_inputs(2, 9, seed=0))
+    with collector_off():
+        before = live_tensors()
+        for seed in range(3):
+            case.gradients(model, case.make_inputs(2, 9, seed=seed))
+        assert live_tensors() == before
 
 
 def test_one_block_that_falls_back_does_not_spoil_the_others(attach: Attach) -> None:

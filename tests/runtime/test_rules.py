@@ -1,4 +1,4 @@
-"""R1 to R10 of hilore_plan/runtime/RULES.md: a test or more for each, that fails when the rule's code is broken."""
+"""R1 to R11 of hilore_plan/runtime/RULES.md, R11 in `test_compressed.py`: tests that fail when a rule is broken."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from torch import nn
 from hilore_plan.errors import RecoveryError
 from hilore_plan.runtime.attach import Runtime
 from hilore_plan.runtime.block import HiloreWarning
-from hilore_plan.runtime.frame import Handle, Narrowed, Stage, live_frames, unpack
+from hilore_plan.runtime.frame import Handle, Stage, live_frames, unpack
 from hilore_plan.runtime.hooks import TrialPacker
+from hilore_plan.runtime.kept import Narrowed
 
 
 class EndsInTanh(Plain):

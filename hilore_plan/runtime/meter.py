@@ -1,0 +1,57 @@
+"""Exposures relative to their mean, and the step error that they come to.
+
+A plan's buckets count in multiples of the mean exposure. The absolute size of a coefficient depends on what the loss
+divides by (tokens of a generation, accumulated micro-batches), which differs from run to run and from calibration. But
+a common factor changes no relative error, so the mean is that of the run itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# fewer exposures than this say little about their mean: until then a micro-batch counts as the riskiest
+LEAST = 8
+# the mean follows a run whose exposures drift, over about so many micro-batches
+WINDOW = 256
+
+
+@dataclass
+class Meter:
+    """The mean of the exposures seen, and the squared error that compression is expected to have caused."""
+
+    seen: int = 0
+    mean: float = 0.0
+    square: float = 0.0
+    error_square: float = 0.0
+
+    def relative(self, exposure: float) -> float | None:
+        """An absolute exposure in units of the mean; None (the riskiest) if not finite or while too little is known."""
+        if self.seen < LEAST or not math.isfinite(exposure):
+            return None
+        if self.mean <= 0.0:
+            return None if exposure > 0.0 else 0.0
+        return exposure / self.mean
+
+    def see(self, exposure: float) -> None:
+        """Count an absolute exposure in."""
+        if math.isfinite(exposure):
+            self.seen += 1
+            self.mean += (exposure - self.mean) / min(self.seen, WINDOW)
+
+    def count(self, exposure: float, error: float, *, sign: int = 1) -> None:
+        """Count a micro-batch's error in, or (`sign=-1`) out again.
+
+        Args:
+            exposure: of the micro-batch, always in the same unit.
+            error: the relative one of its plan entry, 0 if what was compressed was rebuilt exactly.
+            sign: 1 or -1.
+        """
+        if math.isfinite(exposure):
+            self.square += sign * exposure**2
+            self.error_square += sign * (exposure * error) ** 2
+
+    @property
+    def expected_error(self) -> float:
+        """The relative gradient error expected of the steps so far: `sqrt(sum e^2 error^2 / sum e^2)`."""
+        return math.sqrt(max(self.error_square, 0.0) / self.square) if self.square > 0 else 0.0
