@@ -14,6 +14,10 @@ def apply(
         list[str] | None,
         typer.Argument(metavar="-- COMMAND...", help="The training command, after two dashes.", show_default=False),
     ] = None,
+    check_every: Annotated[
+        int,
+        typer.Option(min=0, help="Measure and log the true gradient error of every so many steps; 0: of none."),
+    ] = 0,
     report: Annotated[
         Path | None, typer.Option(help="Also write the report of the run to this file, as JSON.", show_default=False)
     ] = None,
@@ -36,4 +40,4 @@ def apply(
 
     from hilore_plan.integrations.launcher import launch
 
-    raise typer.Exit(launch(plan, command, report_path=report))
+    raise typer.Exit(launch(plan, command, report_path=report, check_every=check_every))

@@ -22,7 +22,7 @@ from typing import Any
 
 from hilore_plan import errors
 from hilore_plan.errors import FileError, HiloreError, UsageError
-from hilore_plan.integrations.startup import PLAN, REPORTS
+from hilore_plan.integrations.startup import CHECK_EVERY, PLAN, REPORTS
 from hilore_plan.profiler.malloc import malloc_environment
 from hilore_plan.schema.io import load_plan
 from hilore_plan.schema.plan import Plan
@@ -43,13 +43,16 @@ else:
 '''
 
 
-def launch(plan_path: str | os.PathLike[str], command: Sequence[str], report_path: Path | None = None) -> int:
+def launch(
+    plan_path: str | os.PathLike[str], command: Sequence[str], report_path: Path | None = None, check_every: int = 0
+) -> int:
     """Runs `command` under the plan and prints what the runtime reports, on stderr.
 
     Args:
         plan_path: a plan file.
         command: program and arguments.
         report_path: where the reports of all processes go as JSON, besides.
+        check_every: the true gradient error of every so many steps is measured and logged; 0: of none.
 
     Returns:
         The command's exit code; 128 + n if signal n ended it.
@@ -64,7 +67,7 @@ def launch(plan_path: str | os.PathLike[str], command: Sequence[str], report_pat
     check_command(command)
     with tempfile.TemporaryDirectory(prefix="hilore-") as directory:
         (Path(directory) / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
-        code = _run(command, {**os.environ, **child_environment(path, plan, directory)})
+        code = _run(command, {**os.environ, **child_environment(path, plan, directory, check_every)})
         reports = _read(Path(directory))
         unseen = Path(directory) / _UNSEEN
         without = unseen.read_text(encoding="utf-8") if unseen.is_file() else ""
@@ -87,13 +90,14 @@ def check_command(command: Sequence[str]) -> None:
         raise UsageError(f"command not found: {command[0]}", "give a program and its arguments after --")
 
 
-def child_environment(path: Path, plan: Plan, directory: str) -> dict[str, str]:
+def child_environment(path: Path, plan: Plan, directory: str, check_every: int = 0) -> dict[str, str]:
     """The variables that carry the plan into the command's processes; what the user set of malloc's stays."""
     before = os.environ.get("PYTHONPATH")
     malloc = malloc_environment() if plan.environment.device == "cpu" else {}
     return {
         PLAN: str(path),
         REPORTS: directory,
+        CHECK_EVERY: str(check_every),
         "PYTHONPATH": os.pathsep.join([directory, before] if before else [directory]),
         **{name: value for name, value in malloc.items() if name not in os.environ},
     }

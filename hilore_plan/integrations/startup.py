@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PLAN = "HILORE_PLAN"
 REPORTS = "HILORE_REPORT"
+CHECK_EVERY = "HILORE_CHECK_EVERY"
 TRAINER_MODULE = "trl.trainer.grpo_trainer"
 
 
@@ -93,7 +94,7 @@ def _install() -> None:
     from hilore_plan.integrations import trl
 
     try:
-        report.attachment = trl.install(os.environ[PLAN])
+        report.attachment = trl.install(os.environ[PLAN], int(os.environ.get(CHECK_EVERY, "0")))
     except HiloreError as error:
         report.stop(error)
     _stop_on_error(trl.METHOD, report)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from hilore_plan.errors import RefusedError
+from hilore_plan.integrations.trl_exposure import Exposures, observed
 from hilore_plan.runtime.attach import Runtime, apply
 from hilore_plan.runtime.report import Report
 from hilore_plan.schema.io import load_plan
@@ -27,11 +28,18 @@ _ATTENDED = ("prompt_ids", "completion_ids")
 
 
 class Attachment:
-    """A plan waiting in a trainer or a trainer class; `undo` takes it out again and restores the models."""
+    """A plan waiting in a trainer or a trainer class; `undo` takes it out again and restores the models.
 
-    def __init__(self, target: Any, plan: Plan) -> None:
+    With `check_every`, the first micro-batch of every so many steps is also run back exactly, and the true error of its
+    gradient goes into the trainer's metrics as `hilore/true_error`.
+    """
+
+    def __init__(self, target: Any, plan: Plan, check_every: int = 0) -> None:
         self._target = target
         self._plan = plan
+        self._check_every = check_every
+        self._checked_step: int | None = None
+        self._exposures = Exposures()
         self._runtimes: weakref.WeakKeyDictionary[nn.Module, Runtime] = weakref.WeakKeyDictionary()
         self._finished: list[Report] = []
         self._wrapped = _wrapped(getattr(target, METHOD), self, bound=not isinstance(target, type))
@@ -46,7 +54,7 @@ class Attachment:
 
     @property
     def reports(self) -> list[Report]:
-        """What each runtime did, also those whose models are gone."""
+        """What each runtime did, also those that are detached or whose models are gone."""
         return [*self._finished, *(runtime.report() for runtime in self.runtimes)]
 
     def undo(self) -> None:
@@ -57,6 +65,7 @@ class Attachment:
             else:
                 delattr(self._target, METHOD)
         for runtime in self.runtimes:
+            _keep_report(self._finished, runtime)
             runtime.detach()
         self._runtimes.clear()
 
@@ -76,9 +85,38 @@ class Attachment:
             weakref.finalize(bare, _keep_report, self._finished, runtime).atexit = False
         return runtime
 
+    def run(self, trainer: Any, model: nn.Module, inputs: dict[str, Any], call: Callable[[], Any]) -> Any:
+        """The trainer's loss of one training micro-batch, under the entry that fits it."""
+        runtime = self.runtime_of(trainer, model)
+        tokens = count_tokens(inputs)
+        if self._plan.risk is None:
+            with runtime.microbatch(tokens=tokens):
+                return call()
+        check = self._is_due(trainer)
+        known = self._exposures.known(trainer, inputs)
+        with runtime.microbatch(tokens=tokens, check=check, **known) as micro_batch, observed(trainer, micro_batch):
+            loss = call()
+            if check:
+                error = micro_batch.true_error(loss, list(model.parameters()))
+                trainer._metrics["train"]["hilore/true_error"].append(error)
+        return loss
 
-def attach_to(trainer_or_class: Any, plan: Plan | str | Path) -> Attachment:
+    def _is_due(self, trainer: Any) -> bool:
+        """Whether this is the first micro-batch of a step whose error is to be measured."""
+        step = trainer.state.global_step
+        due = self._check_every > 0 and step % self._check_every == 0 and step != self._checked_step
+        if due:
+            self._checked_step = step
+        return due
+
+
+def attach_to(trainer_or_class: Any, plan: Plan | str | Path, check_every: int = 0) -> Attachment:
     """Runs a `GRPOTrainer`, or every instance of that class, under `plan`.
+
+    Args:
+        trainer_or_class: the trainer, or its class.
+        plan: the plan, or its file.
+        check_every: measure the true gradient error of every so many steps, which takes two backward passes more.
 
     Raises:
         RefusedError: this version of TRL has no `_compute_loss` to attach to.
@@ -87,14 +125,14 @@ def attach_to(trainer_or_class: Any, plan: Plan | str | Path) -> Attachment:
     if not callable(getattr(trainer_or_class, METHOD, None)):
         name = getattr(trainer_or_class, "__name__", type(trainer_or_class).__name__)
         raise RefusedError(f"{name} has no method {METHOD}, where a plan attaches", "pip install 'trl>=1.15'")
-    return Attachment(trainer_or_class, plan if isinstance(plan, Plan) else load_plan(plan))
+    return Attachment(trainer_or_class, plan if isinstance(plan, Plan) else load_plan(plan), check_every)
 
 
-def install(plan: Plan | str | Path) -> Attachment:
+def install(plan: Plan | str | Path, check_every: int = 0) -> Attachment:
     """`attach_to` the `GRPOTrainer` class itself."""
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    return attach_to(GRPOTrainer, plan)
+    return attach_to(GRPOTrainer, plan, check_every)
 
 
 def refuse_reentrant(arguments: Any) -> None:
@@ -105,12 +143,18 @@ def refuse_reentrant(arguments: Any) -> None:
     Raises:
         RefusedError: `arguments` ask for reentrant gradient checkpointing.
     """
-    settings = getattr(arguments, "gradient_checkpointing_kwargs", None) or {}
-    if getattr(arguments, "gradient_checkpointing", False) and settings.get("use_reentrant"):
-        raise RefusedError(
-            "the trainer asks for gradient checkpointing with use_reentrant=True, which loses gradients under a plan",
-            "leave out use_reentrant in gradient_checkpointing_kwargs, or set it to False",
-        )
+    # transformers 5.24 calls the options of gradient checkpointing activation_checkpointing, and keeps the old names
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        settings = getattr(arguments, f"{name}_kwargs", None) or {}
+        if getattr(arguments, name, False) and dict(settings).get("use_reentrant"):
+            _refuse(name)
+
+
+def _refuse(name: str) -> None:
+    raise RefusedError(
+        f"the trainer asks for {name} with use_reentrant=True, which loses gradients under a plan",
+        f"leave out use_reentrant in {name}_kwargs, or set it to False",
+    )
 
 
 def count_tokens(inputs: dict[str, Any]) -> int:
@@ -126,9 +170,7 @@ def _wrapped(original: Callable[..., Any], attachment: Attachment, *, bound: boo
     def planned(trainer: Any, model: nn.Module, inputs: dict[str, Any], call: Callable[[], Any]) -> Any:
         if not (model.training and torch.is_grad_enabled()):
             return call()
-        runtime = attachment.runtime_of(trainer, model)
-        with runtime.microbatch(tokens=count_tokens(inputs)):
-            return call()
+        return attachment.run(trainer, model, inputs, call)
 
     if bound:
         trainer = original.__self__  # type: ignore[attr-defined]

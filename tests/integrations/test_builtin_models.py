@@ -76,7 +76,7 @@ def test_attention_is_what_was_asked_for() -> None:
         ("builtin:tiny-llama", {"dtype": "int8"}, UsageError, "unknown dtype"),
         ("builtin:tiny-llama", {"attention": "magic"}, UsageError, "unknown attention"),
         ("builtin:tiny-llama", {"lora_rank": -1}, UsageError, "negative"),
-        ("builtin:tiny-llama", {"device": "abacus"}, UsageError, "unknown device"),
+        ("builtin:tiny-llama", {"device": "abacus"}, DeviceError, "unknown device"),
     ],
 )
 def test_a_mistake_is_named_with_a_hint(
