@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from hilore_plan.planner.plan import solve_plan
     from hilore_plan.runtime.attach import Runtime, apply
     from hilore_plan.schema.io import load_plan, load_profile
+    from hilore_plan.tidy.tables import frames
 
-__all__ = ["Runtime", "apply", "load_plan", "load_profile", "profile_model", "solve_plan"]
+__all__ = ["Runtime", "apply", "frames", "load_plan", "load_profile", "profile_model", "solve_plan"]
 
 _HOMES = {
     "Runtime": "hilore_plan.runtime.attach",
     "apply": "hilore_plan.runtime.attach",
+    "frames": "hilore_plan.tidy.tables",
     "load_plan": "hilore_plan.schema.io",
     "load_profile": "hilore_plan.schema.io",
     "profile_model": "hilore_plan.integrations.profile_source",

@@ -9,7 +9,7 @@ import pytest
 
 import hilore_plan
 
-NAMES = ["Runtime", "apply", "load_plan", "load_profile", "profile_model", "solve_plan"]
+NAMES = ["Runtime", "apply", "frames", "load_plan", "load_profile", "profile_model", "solve_plan"]
 
 
 def test_the_public_names_are_these() -> None:
@@ -68,3 +68,7 @@ def test_solving_loads_no_torch() -> None:
     assert (
         _loaded_after("import hilore_plan; hilore_plan.solve_plan; hilore_plan.load_profile", "torch", "pandas") == []
     )
+
+
+def test_tables_load_pandas_only_when_one_is_asked_for() -> None:
+    assert _loaded_after("import hilore_plan; hilore_plan.frames", "torch", "pandas", "matplotlib") == []
