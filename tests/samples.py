@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from hilore_plan.schema.bench import Bench, ModeResult, Spread
-from hilore_plan.schema.plan import Action, Budget, Entry, Fingerprint, Group, Plan, Prediction, Solver
-from hilore_plan.schema.profile import BlockClass, ClassMeasure, Op, Outside, Point, Profile, Value
+from hilore_plan.schema.plan import Action, Budget, Entry, Fingerprint, Group, Plan, Prediction, RiskBudget, Solver
+from hilore_plan.schema.profile import (
+    BlockClass,
+    ClassMeasure,
+    Exposures,
+    Mix,
+    Op,
+    Outside,
+    Point,
+    Profile,
+    Risk,
+    UnitRisk,
+    Value,
+)
 from hilore_plan.schema.record import Environment, Mode, Model, Workload
 
 MIB = 2**20
@@ -72,6 +84,79 @@ def plan(*, measured: bool = True) -> Plan:
         classes=(Fingerprint(name="ExampleBlock", graph_hash="0123abcd", blocks=(0, 1, 2), parameters=PARAMETERS),),
         entries=(_entry(256, small, measured=measured), _entry(512, large, measured=measured)),
     )
+
+
+def calibrated_profile() -> Profile:
+    """The same profile with two codecs, calibrated: int8 takes what the MLP makes, int4 its gate alone."""
+    plain = profile()
+    return plain.model_copy(
+        update={
+            "points": tuple(_with_codecs(point) for point in plain.points),
+            "codecs": ("int8", "int4"),
+            "risk": Risk(
+                damping=0.25,
+                units=(
+                    (
+                        _unit_risk("mlp.gate_proj", "int8", 1e-6),
+                        _unit_risk("mlp.act_fn.out", "int8", 1.5e-6),
+                        _unit_risk("mlp.gate_proj", "int4", 2e-4),
+                    ),
+                ),
+                exposures=Exposures(norm="l2", mean=0.031, values=(0.0, 0.0, 0.5, 1.0, 1.5, 3.0)),
+                held_out=(Mix(units=5, predicted=0.011, measured=0.012),),
+                noise=0.054,
+                source="reasoning-gym chain_sum",
+                micro_batches=6,
+            ),
+        }
+    )
+
+
+def compressing_plan() -> Plan:
+    """A plan of the calibrated profile: exact for high exposures, more and more compressed for lower ones."""
+    exact = plan().entries[1]
+    lean = exact.groups[0].actions
+    int8: dict[str, Action] = {**lean, "mlp.gate_proj": "compress:int8", "mlp.act_fn.out": "recompute"}
+    int4: dict[str, Action] = {**int8, "mlp.gate_proj": "compress:int4"}
+    rows = ((0.0, int4, 0.027, 0.333, 0.0), (1.5, int8, 0.0017, 0.5, 0.28), (None, lean, 0.0, 0.167, 0.72))
+    return plan().model_copy(
+        update={
+            "risk": RiskBudget(asked="0.015", limit=0.015, price=812.5, expected=0.0009, binding="risk"),
+            "entries": tuple(
+                exact.model_copy(
+                    update={
+                        "exposure_up_to": edge,
+                        "frequency": frequency,
+                        "weight": weight,
+                        "predicted": exact.predicted.model_copy(
+                            update={"error": error, "compressed_share": 0.4 if error else 0.0}
+                        ),
+                        "groups": (Group(class_name="ExampleBlock", blocks=(0, 1, 2), actions=actions),),
+                    }
+                )
+                for edge, actions, error, frequency, weight in rows
+            ),
+        }
+    )
+
+
+def _with_codecs(point: Point) -> Point:
+    measure = point.classes[0]
+    gate, product = measure.value_bytes[4], measure.value_bytes[5]
+    coded = measure.model_copy(
+        update={
+            "codec_bytes": {
+                "int8": (0, 0, 0, 0, gate * 65 // 128, product * 65 // 128),
+                "int4": (0, 0, 0, 0, gate * 17 // 64, 0),
+            },
+            "codec_seconds": {"int8": (0.0, 0.0, 0.0, 0.0, 0.0011, 0.0011), "int4": (0.0, 0.0, 0.0, 0.0, 0.0014, 0.0)},
+        }
+    )
+    return point.model_copy(update={"classes": (coded,)})
+
+
+def _unit_risk(unit: str, codec: str, rho: float) -> UnitRisk:
+    return UnitRisk(unit=unit, codec=codec, local=(rho, rho, 2 * rho), propagated=(0.0, rho, rho))
 
 
 def bench() -> Bench:

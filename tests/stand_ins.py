@@ -40,13 +40,13 @@ def install(monkeypatch: pytest.MonkeyPatch, error: BaseException | None = None)
         _work(progress, error)
         return samples.plan()
 
-    def run_bench(plan: Plan, *, against: list[str], pairs: int, progress: Progress) -> Bench:
-        calls.append({"against": against, "pairs": pairs})
+    def run_bench(plan: Plan, *, against: list[str], pairs: int, profile: object, progress: Progress) -> Bench:
+        calls.append({"against": against, "pairs": pairs, "profile": profile})
         _work(progress, error)
         return samples.bench()
 
-    def launch(plan_path: object, command: list[str], report_path: object = None) -> int:
-        calls.append({"command": command, "report_path": report_path})
+    def launch(plan_path: object, command: list[str], report_path: object = None, check_every: int = 0) -> int:
+        calls.append({"command": command, "report_path": report_path, "check_every": check_every})
         return 7
 
     for name, function in (

@@ -99,6 +99,7 @@ ONLY = {
     "rich": r"hilore_plan\.cli\.ui",
     "typer": r"hilore_plan\.cli\.\w+",
     "matplotlib": r"hilore_plan\.cli\.pictures",
+    "pandas": r"hilore_plan\.tidy\.tables",
     "yaml": r"hilore_plan\.cli\.options",
     "triton": r"hilore_plan\.codecs\.\w+_triton",
     "transformers": r"hilore_plan\.integrations\.\w+",

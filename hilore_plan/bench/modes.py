@@ -7,6 +7,10 @@
 | `sac-attention` | `gc`, plus the outputs of attention kernels and of biased matmuls (`addmm`) |
 | `sac-matmul` | `gc`, plus the outputs of attention kernels and of every matmul |
 | `plan` | what the plan says |
+| `exact-plan` | what the planner says for the same budget without risk |
+| `greedy` | what the greedy planner says for the same budget and price of risk |
+| `compress-int8` | everything that int8 takes in int8, the rest as it is; nothing is recomputed |
+| `preprint` | whole blocks: stored, recomputed, or recomputed around one raw fp8 tensor |
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from hilore_plan.schema.plan import Plan
 
 PLAN = "plan"
 AGAINST = ("store", "gc", "sac-attention", "sac-matmul")
+# plans that are made for the comparison, from the profile
+PLANNED = ("exact-plan", "greedy", "compress-int8", "preprint")
 
 _ATTENTION = (
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -45,17 +51,17 @@ _SAVED = {
 def check_modes(names: Sequence[str]) -> None:
     """Raises `UsageError` for a name that is no mode to compare a plan against."""
     for name in names:
-        if name not in AGAINST:
-            raise UsageError(f"unknown mode {name!r}", f"the modes are {', '.join(AGAINST)}")
+        if name not in (*AGAINST, *PLANNED):
+            raise UsageError(f"unknown mode {name!r}", f"the modes are {', '.join((*AGAINST, *PLANNED))}")
 
 
 def mode(name: str, model: nn.Module, plan: Plan | None = None) -> AbstractContextManager[Enterable | None]:
     """Puts mode `name` on `model` while the context lasts, and gives the runtime if the mode has one."""
     if name == "store":
         return nullcontext()
-    if name == PLAN:
+    if name == PLAN or name in PLANNED:
         if plan is None:
-            raise UsageError("mode 'plan' needs a plan")
+            raise UsageError(f"mode {name!r} needs a plan")
         return _planned(model, plan)
     check_modes([name])
     return _checkpointed(model, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -13,14 +13,17 @@ from pathlib import Path
 
 import torch
 
-from hilore_plan.bench.modes import AGAINST, PLAN, check_modes
+from hilore_plan.bench.modes import AGAINST, PLAN, PLANNED, check_modes
+from hilore_plan.bench.prediction import predicted_step
 from hilore_plan.bench.process import ModeProcess
 from hilore_plan.errors import RecoveryError, UsageError
+from hilore_plan.planner.baselines import baseline
 from hilore_plan.profiler.environment import describe_environment
 from hilore_plan.progress import Progress, Silent
 from hilore_plan.schema.bench import Bench, ModeResult, Spread
 from hilore_plan.schema.io import save
-from hilore_plan.schema.plan import Plan
+from hilore_plan.schema.plan import Plan, codec_of
+from hilore_plan.schema.profile import Profile
 from hilore_plan.schema.record import Mode
 
 
@@ -36,9 +39,14 @@ class _Measured:
 
 
 def run_bench(
-    plan: Plan, *, against: Sequence[str] = AGAINST, pairs: int = 7, progress: Progress | None = None
+    plan: Plan,
+    *,
+    against: Sequence[str] = AGAINST,
+    pairs: int = 7,
+    profile: Profile | None = None,
+    progress: Progress | None = None,
 ) -> Bench:
-    """Measures the plan's largest entry beside other modes, and `gc` always, because figures are relative to it.
+    """Measures the plan's largest micro-batches beside other modes, and `gc` always: figures are relative to it.
 
     Gradients are compared first, then peaks are taken, then `pairs` rounds of one step of each mode.
 
@@ -46,6 +54,7 @@ def run_bench(
         plan: its workload says what is run; every process builds the model anew from the workload's source.
         against: names of modes.
         pairs: rounds of timing.
+        profile: what the plan was made from, for the modes that are other plans.
         progress: told about each measurement.
 
     Raises:
@@ -55,22 +64,27 @@ def run_bench(
     check_modes(against)
     if pairs < 1:
         raise UsageError(f"{pairs} pairs are too few", "give --pairs 1 or more; 7 for a figure to rely on")
-    names = [PLAN, *(name for name in AGAINST if name in {*against, "gc"})]
+    plans = {PLAN: plan, **{name: baseline(name, plan, profile) for name in PLANNED if name in against}}
+    names = [*plans, *(name for name in AGAINST if name in {*against, "gc"})]
     told = progress or Silent()
     told.start("measuring", 2 * len(names) + 1 + pairs * len(names))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hilore-bench-")))
-        modes = _start(plan, names, folder, stack, told)
+        modes = _start(plan, names, plans, folder, stack, told)
         _measure_peaks(modes, told)
         _time(modes, pairs, told)
     told.finish()
-    return _document(plan, modes, pairs)
+    return _document(plan, plans, modes, pairs)
 
 
-def _start(plan: Plan, names: Sequence[str], folder: Path, stack: ExitStack, progress: Progress) -> list[_Measured]:
+def _start(
+    plan: Plan, names: Sequence[str], plans: Mapping[str, Plan], folder: Path, stack: ExitStack, progress: Progress
+) -> list[_Measured]:
     """Starts every mode and checks its gradient; the reference's process is kept if its mode was asked for."""
-    path, device = folder / "plan.json", plan.environment.device
-    save(plan, path)
+    device = plan.environment.device
+    paths = {name: folder / f"{name}.json" for name in plans}
+    for name, path in paths.items():
+        save(plans[name], path)
     reference = folder / "gradient.pt"
     store = ModeProcess("store", plan.workload, device)
     with ExitStack() as unwanted:
@@ -82,21 +96,28 @@ def _start(plan: Plan, names: Sequence[str], folder: Path, stack: ExitStack, pro
         if name == "store":
             modes.append(_Measured(name, store))
         else:
-            process = stack.enter_context(ModeProcess(name, plan.workload, device, plan=path if name == PLAN else None))
+            process = stack.enter_context(ModeProcess(name, plan.workload, device, plan=paths.get(name)))
             modes.append(_Measured(name, process, process.gradient_error(reference)))
-        refuse_wrong(name, modes[-1].gradient_error)
+        if name in plans and is_exact(plans[name]):
+            refuse_wrong(name, modes[-1].gradient_error)
         progress.advance("gradients")
     reference.unlink()
     return modes
 
 
 def refuse_wrong(name: str, gradient_error: float) -> None:
-    """Raises if the plan's gradient is not, bit for bit, that of store-everything; other modes only report theirs."""
-    if name == PLAN and gradient_error != 0.0:
+    """Raises if the gradient of an exact plan is not, bit for bit, that of store-everything."""
+    if gradient_error != 0.0:
         raise RecoveryError(
-            f"the plan changes the gradient: relative error {gradient_error:.3g} where 0.0 is due; no speed is shown",
+            f"{name} changes the gradient: relative error {gradient_error:.3g} where 0.0 is due; no speed is shown",
             "this is a fault in hilore, not in your model: please report it with the plan file",
         )
+
+
+def is_exact(plan: Plan) -> bool:
+    """Whether a plan compresses nothing."""
+    groups = (group for entry in plan.entries for group in entry.groups)
+    return all(codec_of(action) is None for group in groups for action in group.actions.values())
 
 
 def _measure_peaks(modes: Sequence[_Measured], progress: Progress) -> None:
@@ -114,7 +135,7 @@ def _time(modes: Sequence[_Measured], pairs: int, progress: Progress) -> None:
             progress.advance(f"round {number + 1} of {pairs}")
 
 
-def _document(plan: Plan, modes: Sequence[_Measured], pairs: int) -> Bench:
+def _document(plan: Plan, plans: Mapping[str, Plan], modes: Sequence[_Measured], pairs: int) -> Bench:
     gc = next(measured for measured in modes if measured.name == "gc")
     return Bench(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -122,11 +143,11 @@ def _document(plan: Plan, modes: Sequence[_Measured], pairs: int) -> Bench:
         pairs=pairs,
         workload=plan.workload,
         environment=describe_environment(torch.device(plan.environment.device)),
-        modes=tuple(_result(measured, gc, plan) for measured in modes),
+        modes=tuple(_result(measured, gc, plan, plans.get(measured.name)) for measured in modes),
     )
 
 
-def _result(measured: _Measured, gc: _Measured, plan: Plan) -> ModeResult:
+def _result(measured: _Measured, gc: _Measured, plan: Plan, own: Plan | None) -> ModeResult:
     median = statistics.median(measured.seconds)
     tokens = plan.workload.tokens * plan.workload.micro_batches
     return ModeResult(
@@ -137,12 +158,10 @@ def _result(measured: _Measured, gc: _Measured, plan: Plan) -> ModeResult:
         throughput_vs_gc=statistics.median(gc.seconds) / median,
         peak_vs_gc=measured.peak_bytes / gc.peak_bytes,
         gradient_error=measured.gradient_error,
-        predicted=_predicted(measured.name, plan),
+        predicted=_predicted(measured, plan) if own is None else predicted_step(own, measured.process.exposures),
     )
 
 
-def _predicted(name: str, plan: Plan) -> Mode | None:
+def _predicted(measured: _Measured, plan: Plan) -> Mode | None:
     entry = plan.entries[-1]
-    if name == PLAN:
-        return Mode(step_seconds=entry.predicted.step_seconds, peak_bytes=entry.predicted.peak_bytes)
-    return {"store": entry.store, "gc": entry.gc}.get(name)
+    return {"store": entry.store, "gc": entry.gc}.get(measured.name)

@@ -37,7 +37,10 @@ class ModeProcess:
             env=_environment(),
         )
         try:
-            self._ask("build", mode=mode, workload=workload.model_dump(), device=device, seed=seed, plan=_text(plan))
+            answer = self._ask(
+                "build", mode=mode, workload=workload.model_dump(), device=device, seed=seed, plan=_text(plan)
+            )
+            self.exposures: list[float] = answer["exposures"]
         except BaseException:
             self.close()
             raise
@@ -73,6 +76,10 @@ class ModeProcess:
     def peak_bytes(self) -> int:
         """The peak of one step."""
         return int(self._ask("peak")["peak_bytes"])
+
+    def peak_bytes_in(self, exposure_up_to: float | None) -> int:
+        """The peak of one step whose micro-batches all belong to one exposure bucket."""
+        return int(self._ask("peak", bucket=exposure_up_to)["peak_bytes"])
 
     def step_seconds(self) -> float:
         """The seconds of one step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hilore_plan.bench.modes import PLAN
@@ -24,7 +24,9 @@ UNUSED_SHARE = 0.01
 
 
 def verify_plan(plan: Plan, profile: Profile, *, progress: Progress | None = None) -> Plan:
-    """The plan with the measured figures of its largest entry, its peak inside the budget.
+    """The plan with the measured figures of its largest micro-batch, its peaks inside the budget.
+
+    The peak is that of the exposure bucket that exceeds its prediction most; each of them is measured.
 
     A measured peak above the limit is answered by solving again with what was mispredicted added to every prediction;
     one that leaves more than 1 % of the limit unused loosens the prediction once in the same way. Of the plans measured
@@ -71,11 +73,12 @@ class _Search:
             if plan is None:
                 break
             measured = self._measure(plan)
-            lowest = min(measured.peak_bytes, lowest or measured.peak_bytes)
-            if measured.peak_bytes <= limit:
+            highest = max(mode.peak_bytes for mode in measured)
+            lowest = min(highest, lowest or highest)
+            if highest <= limit:
                 self._keep(with_measured(plan, measured))
-            self.progress.advance(f"measured {format_bytes(measured.peak_bytes)} of {format_bytes(limit)}")
-            plan = self._next(plan, measured.peak_bytes, limit)
+            self.progress.advance(f"measured {format_bytes(highest)} of {format_bytes(limit)}")
+            plan = self._next(plan, measured, limit)
         if self.best is None:
             raise InfeasibleBudgetError(
                 f"no plan was measured inside {format_bytes(limit)}; the lowest peak was {format_bytes(lowest or 0)}",
@@ -84,26 +87,29 @@ class _Search:
             )
         return self.best
 
-    def _measure(self, plan: Plan) -> Mode:
+    def _measure(self, plan: Plan) -> list[Mode]:
+        """Each exposure bucket of the largest micro-batches; the time is that of the workload's own exposures."""
         if plan is not self.plan:
             save(plan, self.path)
             self.process.replan(self.path, plan.workload)
         self.process.warm()
-        peak_bytes = self.process.peak_bytes()
+        peaks = [self.process.peak_bytes_in(entry.exposure_up_to) for entry in largest(plan)]
         seconds = statistics.median(self.process.step_seconds() for _ in range(REPEATS))
-        return Mode(step_seconds=seconds, peak_bytes=peak_bytes)
+        return [Mode(step_seconds=seconds, peak_bytes=peak) for peak in peaks]
 
     def _keep(self, plan: Plan) -> None:
         if self.best is None or _predicted_seconds(plan) < _predicted_seconds(self.best):
             self.best = plan
 
-    def _next(self, plan: Plan, peak_bytes: int, limit: int) -> Plan | None:
+    def _next(self, plan: Plan, measured: list[Mode], limit: int) -> Plan | None:
         """The plan to try next, or None to stop."""
-        entry = plan.entries[-1]
-        difference = peak_bytes - entry.predicted.peak_bytes
-        if peak_bytes <= limit:
-            unused = limit - peak_bytes > UNUSED_SHARE * limit
-            if self.loosened or not unused or difference >= 0 or entry.predicted.recompute_seconds == 0:
+        pairs = list(zip(largest(plan), measured, strict=True))
+        difference = max(mode.peak_bytes - entry.predicted.peak_bytes for entry, mode in pairs)
+        highest = max(mode.peak_bytes for mode in measured)
+        if highest <= limit:
+            unused = limit - highest > UNUSED_SHARE * limit
+            free = all(entry.predicted.recompute_seconds == 0 for entry, _ in pairs)
+            if self.loosened or not unused or difference >= 0 or free:
                 return None
             self.loosened = True
         self.extra_bytes += difference
@@ -116,10 +122,12 @@ class _Search:
 
     def _solve(self) -> Plan:
         plan = self.plan
-        edges = [entry.tokens_up_to for entry in plan.entries]
+        edges = sorted({entry.tokens_up_to for entry in plan.entries})
         return solve_plan(
             self.profile,
             budget=plan.budget.asked,
+            risk="0" if plan.risk is None else plan.risk.asked,
+            exposure_buckets=len(largest(plan)),
             token_buckets=len(edges),
             solver=plan.solver.name,
             limit_bytes=plan.budget.limit_bytes,
@@ -133,11 +141,19 @@ def corrections(edges: list[int], extra_bytes: int) -> Mapping[int, int]:
     return {edge: extra_bytes if extra_bytes > 0 else -(-extra_bytes * edge // largest) for edge in edges}
 
 
-def with_measured(plan: Plan, measured: Mode) -> Plan:
-    """The plan with the measured figures in its largest entry."""
-    last: Entry = plan.entries[-1].model_copy(update={"measured": measured})
-    return plan.model_copy(update={"entries": (*plan.entries[:-1], last)})
+def largest(plan: Plan) -> tuple[Entry, ...]:
+    """The entries of the largest micro-batches, one per exposure bucket."""
+    most = max(entry.tokens_up_to for entry in plan.entries)
+    return tuple(entry for entry in plan.entries if entry.tokens_up_to == most)
+
+
+def with_measured(plan: Plan, measured: Sequence[Mode]) -> Plan:
+    """The plan with the measured figures in the entries of its largest micro-batches."""
+    rest = plan.entries[: len(plan.entries) - len(measured)]
+    pairs = zip(largest(plan), measured, strict=True)
+    found = [entry.model_copy(update={"measured": mode}) for entry, mode in pairs]
+    return plan.model_copy(update={"entries": (*rest, *found)})
 
 
 def _predicted_seconds(plan: Plan) -> float:
-    return plan.entries[-1].predicted.step_seconds
+    return sum(entry.frequency * entry.predicted.step_seconds for entry in largest(plan))

@@ -5,11 +5,11 @@ began; whatever libraries print goes to standard error instead.
 
 | request `do` | answer |
 | --- | --- |
-| `build` (`mode`, `workload`, `device`, `seed`, `plan`) | nothing |
+| `build` (`mode`, `workload`, `device`, `seed`, `plan`) | `exposures` of the micro-batches |
 | `save_gradient` (`path`) | nothing; the gradient of the first micro-batch at the initial weights |
 | `compare_gradient` (`path`) | `gradient_error` |
 | `warm` | nothing; one step |
-| `peak` | `peak_bytes` |
+| `peak` (`bucket`) | `peak_bytes`; with a bucket, of a step whose exposures all are its own (`null`: the highest) |
 | `step` | `seconds` |
 | `replan` (`plan`, `workload`) | nothing |
 """
@@ -22,7 +22,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import torch
@@ -37,6 +38,19 @@ from hilore_plan.schema.io import load_plan
 from hilore_plan.schema.record import Workload
 
 Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class InBucket:
+    """A runtime whose micro-batches all have one exposure."""
+
+    runtime: Enterable
+    exposure: float | None
+
+    def microbatch(self, *, tokens: int | None = None, exposure: float | None = None) -> AbstractContextManager[object]:
+        """See `Enterable`."""
+        del exposure
+        return self.runtime.microbatch(tokens=tokens, exposure=self.exposure)
 
 
 class Worker:
@@ -67,7 +81,7 @@ class Worker:
         self._mode = mode
         self._built = build_workload(Workload.model_validate(workload), device, seed)
         self._enter(plan)
-        return {}
+        return {"exposures": self._built.step.exposures}
 
     def replan(self, plan: str, workload: dict[str, Any]) -> Answer:
         """Takes the plan off, puts another one on, and changes the size of the update."""
@@ -116,9 +130,12 @@ class Worker:
         self.built.step.step(self._runtime)
         return {}
 
-    def peak(self) -> Answer:
+    def peak(self, **bucket: float | None) -> Answer:
         """The peak of one step."""
-        return {"peak_bytes": measure_peak(self.built.step, self._runtime)}
+        runtime = self._runtime
+        if bucket and runtime is not None:
+            runtime = InBucket(runtime, bucket["bucket"])
+        return {"peak_bytes": measure_peak(self.built.step, runtime)}
 
     def step(self) -> Answer:
         """The seconds of one step."""

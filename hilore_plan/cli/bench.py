@@ -8,13 +8,23 @@ from typing import Annotated
 import typer
 
 MODES = ("store", "gc", "sac-attention", "sac-matmul")
+PLANNED = ("exact-plan", "greedy", "compress-int8", "preprint")
 
 
 def bench(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A file written by `hilore plan`.", show_default=False)],
     against: Annotated[
-        str, typer.Option(metavar="MODES", help=f"What to compare with, separated by commas: {', '.join(MODES)}.")
+        str,
+        typer.Option(
+            metavar="MODES",
+            help=f"What to compare with, separated by commas: {', '.join(MODES)}; "
+            f"with --profile also {', '.join(PLANNED)}.",
+        ),
     ] = ",".join(MODES),
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The profile that the plan was made from.", show_default=False),
+    ] = None,
     pairs: Annotated[int, typer.Option(min=1, help="Rounds; the modes take turns within each.")] = 7,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the figures to this file.", show_default=False)
@@ -28,10 +38,11 @@ def bench(
     """
     from hilore_plan.cli import rows, ui
     from hilore_plan.cli.devices import check_device
-    from hilore_plan.schema.io import check_writable, load_plan, save
+    from hilore_plan.schema.io import check_writable, load_plan, load_profile, save
 
     measured = load_plan(plan)
-    modes = _modes(against)
+    modes = _modes(against, profile)
+    source = None if profile is None else load_profile(profile)
     if json is not None:
         check_writable(json, force=force)
     check_device(measured.environment.device)
@@ -39,7 +50,7 @@ def bench(
     from hilore_plan.bench.pairs import run_bench
 
     with ui.progress() as progress:
-        result = run_bench(measured, against=modes, pairs=pairs, progress=progress)
+        result = run_bench(measured, against=modes, pairs=pairs, profile=source, progress=progress)
     if json is not None:
         save(result, json)
     ui.show_tables([rows.bench_modes(result)])
@@ -50,12 +61,18 @@ def bench(
         ui.next_command(f"hilore apply {plan} -- python train.py")
 
 
-def _modes(against: str) -> list[str]:
+def _modes(against: str, profile: Path | None) -> list[str]:
     from hilore_plan.errors import UsageError
 
     modes = list(dict.fromkeys(name.strip() for name in against.split(",") if name.strip()))
-    unknown = [name for name in modes if name not in MODES]
+    unknown = [name for name in modes if name not in (*MODES, *PLANNED)]
     if unknown or not modes:
         what = f"there is no mode {unknown[0]!r}" if unknown else "no mode was named"
-        raise UsageError(what, hint=f"--against takes {', '.join(MODES)}, separated by commas")
+        raise UsageError(what, hint=f"--against takes {', '.join((*MODES, *PLANNED))}, separated by commas")
+    planned = [name for name in modes if name in PLANNED]
+    if planned and profile is None:
+        raise UsageError(
+            f"mode {planned[0]!r} is a plan made for the comparison, and needs the profile",
+            hint="give the profile that the plan was made from with --profile FILE",
+        )
     return modes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from hilore_plan.errors import DeviceError
 
@@ -14,11 +13,10 @@ def check_device(device: str) -> None:
     Raises:
         DeviceError: if it is not, or if it is no device that hilore measures on.
     """
-    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
-    if found is None:
-        raise DeviceError(f"there is no device {device!r}", hint="hilore measures on cpu, cuda or cuda:N")
     if device != "cpu":
-        _check_cuda(device, int(found[1] or 0))
+        from hilore_plan.profiler.environment import resolve_device
+
+        resolve_device(device)
 
 
 def device_there(device: str) -> bool:
@@ -39,14 +37,3 @@ def device_memory_bytes(device: str) -> int | None:
     import torch
 
     return int(torch.cuda.get_device_properties(device).total_memory)
-
-
-def _check_cuda(device: str, index: int) -> None:
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if index >= count:
-        there = (
-            f"this machine has {count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device is here"
-        )
-        raise DeviceError(f"device {device!r} is not there: {there}", hint="choose another with --device, such as cpu")

@@ -26,11 +26,16 @@ class ProfileOptions(BaseModel):
     head: Head = "fused"
     accumulation: bool = True
     token_points: int = Field(default=4, ge=1)
+    codecs: str = "none"
+    calibration_microbatches: int = Field(default=16, ge=4)
+    rollouts: str | None = None
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of `profile_model`."""
         values = self.model_dump()
         values["attention"] = values.pop("attn")
+        names = (name.strip() for name in self.codecs.split(","))
+        values["codecs"] = tuple(name for name in names if name not in ("", "none"))
         return values
 
 

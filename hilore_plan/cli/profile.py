@@ -48,6 +48,20 @@ def profile(
     token_points: Annotated[
         int | None, typer.Option(min=1, help="Micro-batch lengths to measure at.  [default: 4]")
     ] = None,
+    codecs: Annotated[
+        str | None,
+        typer.Option(
+            help="Calibrate these, so that plans may compress: int8,fp8_e4m3,int4. Takes minutes.  [default: none]"
+        ),
+    ] = None,
+    calibration_microbatches: Annotated[
+        int | None,
+        typer.Option(min=4, help="Micro-batches to calibrate on; a quarter is kept aside to judge by.  [default: 16]"),
+    ] = None,
+    rollouts: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="JSONL of prompts, completions, rewards.  [default: sampled from the model]"),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="A YAML file with these same options by name; flags win over it.", show_default=False),
@@ -74,6 +88,9 @@ def profile(
         "head": head,
         "accumulation": accumulation,
         "token_points": token_points,
+        "codecs": codecs,
+        "calibration_microbatches": calibration_microbatches,
+        "rollouts": rollouts,
     }
     _measure(model, output, read_options(config, flags).arguments(), force=force, json=json)
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
+from hilore_plan.cli.risk_rows import bucket, plan_buckets
 from hilore_plan.cli.tables import Column, Table
+from hilore_plan.planner.block_view import ClassView
 from hilore_plan.planner.explain import explain_binding
-from hilore_plan.planner.timeline import ClassView, view_at
+from hilore_plan.planner.timeline import view_at
 from hilore_plan.quantities import format_bytes, format_seconds
 from hilore_plan.schema.bench import Bench, ModeResult
-from hilore_plan.schema.plan import Entry, Plan
+from hilore_plan.schema.plan import Entry, Fingerprint, Plan
 from hilore_plan.schema.profile import BlockClass, Profile
 from hilore_plan.schema.record import Mode, Workload
 
 Row = tuple[str, ...]
 
+_UNITS_NOTE = "op: the time of the one op that makes the unit; or else: what a plan may do instead of storing it"
 _WEIGHTS_NOTE = (
     "per block: the bytes that are kept, or that recompute saves; the time of the one op that makes the unit"
 )
@@ -45,6 +48,7 @@ def profile_steps(profile: Profile) -> Table:
 def profile_units(profile: Profile, number: int) -> Table:
     """The recovery units of one class of blocks, at the largest measured size."""
     block_class, tokens = profile.classes[number], profile.points[-1].tokens
+    view = view_at(profile, tokens).classes[number]
     return Table(
         title=f"{block_class.name} (blocks {ranges(block_class.blocks)}), per block at {tokens} tokens",
         columns=(
@@ -55,8 +59,8 @@ def profile_units(profile: Profile, number: int) -> Table:
             Column("op"),
             Column("or else", "series"),
         ),
-        rows=tuple(_unit_rows(block_class, view_at(profile, tokens).classes[number])),
-        notes=("op: the time of the one op that makes the unit; or else: what a plan may do instead of storing it",),
+        rows=tuple(_unit_rows(block_class, view)),
+        notes=(_UNITS_NOTE, *_whole_note(block_class, view)),
     )
 
 
@@ -82,6 +86,8 @@ def profile_outside(profile: Profile) -> Table:
 
 def plan_entries(plan: Plan) -> Table:
     """Every entry of a plan beside what the two plain modes cost at the same size."""
+    if plan.risk is not None:
+        return plan_buckets(plan, plan.risk, describe(plan.workload))
     measured = any(entry.measured for entry in plan.entries)
     columns = [
         Column("tokens\nup to"),
@@ -108,7 +114,7 @@ def plan_entries(plan: Plan) -> Table:
 
 def plan_units(plan: Plan, entry: Entry, profile: Profile | None) -> list[Table]:
     """What an entry does with each unit, a table per class; with the profile, also what a unit weighs."""
-    return [_class_actions(entry, fingerprint.name, profile) for fingerprint in plan.classes]
+    return [_class_actions(entry, fingerprint, profile) for fingerprint in plan.classes]
 
 
 def bench_modes(bench: Bench) -> Table:
@@ -154,10 +160,20 @@ def _unit_rows(block_class: BlockClass, view: ClassView) -> Iterable[Row]:
             view.names[unit],
             block_class.values[unit].dtype,
             format_bytes(view.value_bytes[unit]),
-            format_bytes(view.narrow_bytes[unit]) if unit in view.castable else "-",
+            format_bytes(cast.bytes) if (cast := view.form(unit, "cast")) is not None else "-",
             _op_time(view, unit),
             _choices(view, unit),
         )
+
+
+def _whole_note(block_class: BlockClass, view: ClassView) -> tuple[str, ...]:
+    """What becomes of blocks that cannot be captured, on which a plan has nothing to decide."""
+    if block_class.uncaptured is None:
+        return ()
+    forward, inside = view.ops[0], format_bytes(view.value_bytes[-1])
+    again = f"checkpointed: {inside} are rebuilt in {format_seconds(forward.seconds)}"
+    treated = again if forward.recomputable else f"stored, {inside}: its forward changes its own state"
+    return (f"cannot be captured ({block_class.uncaptured}); each block is {treated}",)
 
 
 def _op_time(view: ClassView, unit: int) -> str:
@@ -167,9 +183,9 @@ def _op_time(view: ClassView, unit: int) -> str:
 
 def _choices(view: ClassView, unit: int) -> str:
     """What a plan may do with a unit instead of storing it."""
-    cast = ("cast",) if unit in view.castable else ()
+    forms = dict.fromkeys(form.action.partition(":")[0] for form in view.forms[unit])
     recompute = () if unit in view.forced else ("recompute",)
-    return ", ".join((*cast, *recompute)) or "-"
+    return ", ".join((*forms, *recompute)) or "-"
 
 
 def _entry_rows(entry: Entry, *, measured: bool) -> Iterable[Row]:
@@ -191,7 +207,8 @@ def _entry_rows(entry: Entry, *, measured: bool) -> Iterable[Row]:
         yield tuple(figures)
 
 
-def _class_actions(entry: Entry, name: str, profile: Profile | None) -> Table:
+def _class_actions(entry: Entry, kind: Fingerprint, profile: Profile | None) -> Table:
+    name = kind.name
     groups = [group for group in entry.groups if group.class_name == name]
     blocks: dict[tuple[str, str], list[int]] = {}
     for unit in groups[0].actions if groups else {}:
@@ -199,14 +216,21 @@ def _class_actions(entry: Entry, name: str, profile: Profile | None) -> Table:
             blocks.setdefault((unit, group.actions.get(unit, "recompute")), []).extend(group.blocks)
     weights = _weights(profile, name, entry.tokens_up_to)
     extra = (Column("bytes"), Column("op")) if weights else ()
+    note = _WEIGHTS_NOTE if weights else "--profile FILE adds what each unit weighs, --json gives every figure"
     return Table(
-        title=f"{name}, micro-batches of at most {entry.tokens_up_to} tokens",
+        title=f"{name}, micro-batches of at most {entry.tokens_up_to} tokens{_exposed(entry)}",
         columns=(Column("unit", "name"), Column("action", "name"), *extra, Column("blocks", "series")),
         rows=tuple(
             (unit, action, *weights.get((unit, action), ()), ranges(where)) for (unit, action), where in blocks.items()
         ),
-        notes=(_WEIGHTS_NOTE if weights else "--profile FILE adds what each unit weighs, --json gives every figure",),
+        notes=(note, f"cannot be captured ({kind.uncaptured}); no unit inside to decide on")
+        if kind.uncaptured
+        else (note,),
     )
+
+
+def _exposed(entry: Entry) -> str:
+    return "" if entry.exposure_up_to is None and entry.frequency == 1 else f", exposure {bucket(entry)}"
 
 
 def _weights(profile: Profile | None, name: str, tokens: int) -> dict[tuple[str, str], Row]:
@@ -215,11 +239,13 @@ def _weights(profile: Profile | None, name: str, tokens: int) -> dict[tuple[str,
     view = next((view for view in views if view.name == name), None)
     if view is None:
         return {}
-    sizes = {"store": view.value_bytes, "cast": view.narrow_bytes, "recompute": view.value_bytes}
     return {
-        (view.names[unit], action): (format_bytes(counts[unit]), _op_time(view, unit))
+        (view.names[unit], action): (format_bytes(size), _op_time(view, unit))
         for unit in view.units
-        for action, counts in sizes.items()
+        for action, size in (
+            *((form.action, form.bytes) for form in view.forms[unit]),
+            *((action, view.value_bytes[unit]) for action in ("store", "recompute")),
+        )
     }
 
 

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hilore_plan.errors import DeviceError, UsageError
+from hilore_plan.errors import UsageError
 from hilore_plan.integrations import families, smollm2, sources
 from hilore_plan.integrations.lora import add_lora
+from hilore_plan.profiler.environment import resolve_device
 
 PREFIX = "builtin:"
 _TINY = "tiny-"
@@ -75,9 +76,9 @@ def build(
     Raises:
         UsageError: a source or option that makes no sense, or a package that is missing.
         FileError: a model that cannot be read.
-        DeviceError: a device that isn't there.
+        DeviceError: a device that is unknown or not there.
     """
-    where = _device(device)
+    where = resolve_device(device)
     model, tokenizer = _load(source, _dtype(dtype), _attention(attention), seed, cache)
     _prepare(model)
     if lora_rank < 0:
@@ -140,18 +141,6 @@ def _attention(name: str) -> str:
     if name not in _ATTENTION:
         raise UsageError(f"unknown attention {name!r}", "give " + " or ".join(_ATTENTION))
     return name
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"unknown device {name!r}", "give cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceError(f"there is no device {name!r} on this machine", "give --device cpu")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise DeviceError(f"there is no device {name!r}", f"this machine has {torch.cuda.device_count()}")
-    return device
 
 
 def _prepare(model: nn.Module) -> None:

@@ -39,7 +39,7 @@ def loss_config(trainer: Any) -> LossConfig:
 class Exposures:
     """Tells micro-batches of a trainer from each other; where it cannot, each counts as the riskiest.
 
-    The gradients of an entropy bonus and of a router's auxiliary loss are in no coefficient: with them nothing is known.
+    Gradients of an entropy bonus and of a router's auxiliary loss are in no coefficient: then nothing is known.
     """
 
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hilore_plan.planner.patterns import Column
+from hilore_plan.planner.risk import Price
 from hilore_plan.planner.rooms import Rooms
 
 
@@ -23,7 +24,7 @@ class _State(NamedTuple):
     column: int
 
 
-def choose(rooms: Rooms, pools: Sequence[Sequence[Column]], bands: int) -> list[Column] | None:
+def choose(rooms: Rooms, price: Price, pools: Sequence[Sequence[Column]], bands: int) -> list[Column] | None:
     """The fastest choice of one column per block, from one pool per block; None if none finds room.
 
     The front is thinned to the two ends of each of `bands` bands of bytes. Bytes are never rounded, so that thinning
@@ -33,18 +34,22 @@ def choose(rooms: Rooms, pools: Sequence[Sequence[Column]], bands: int) -> list[
         return None
     fronts = [[_State(0, 0.0, 0, 0)]]
     for place, pool in enumerate(pools):
-        front = _extended(fronts[-1], pool, rooms.backward[place], min(rooms.forward[place], rooms.head))
+        seconds = [price.seconds(place, candidate) for candidate in pool]
+        after = min(rooms.forward[place], rooms.head)
+        front = _extended(fronts[-1], pool, seconds, rooms.backward[place], after)
         if not front:
             return None
         fronts.append(_thinned(front, bands))
     return _traced(fronts, pools)
 
 
-def _extended(front: Sequence[_State], pool: Sequence[Column], backward: int, after: int) -> list[_State]:
+def _extended(
+    front: Sequence[_State], pool: Sequence[Column], costs: Sequence[float], backward: int, after: int
+) -> list[_State]:
     """The front with one block more: bytes ascend and seconds descend."""
     sizes = [
-        (number, found.cost.kept_bytes, max(stage.total for stage in found.cost.stages), found.cost.seconds)
-        for number, found in enumerate(pool)
+        (number, found.cost.kept_bytes, max(stage.total for stage in found.cost.stages), seconds)
+        for number, (found, seconds) in enumerate(zip(pool, costs, strict=True))
     ]
     states = [
         _State(state.kept + kept, state.seconds + seconds, parent, number)

@@ -1,36 +1,43 @@
 r"""The integer program: which units to keep, so that a step is fastest and every point of the timeline is in its limit.
 
-For each block b, with values v, ops o and stages p of its backward (0 runs first):
+For each block b, with values v, ops o, stages p of its backward (0 runs first), forms f of a value beside its own (the
+cast one, and one per codec), and x_v = s_v + sum_f c_vf:
 
-    minimise   sum_b ( sum_o t_o r[o,P] + sum_v n_v c_v )
+    minimise   sum_b ( sum_o t_o r[o,P] + sum_vf (n_vf + mu rho_bvf) c_vf )
     subject to, within each block,
-      s_v + c_v <= 1                          a unit is stored, cast or recomputed (= 1 if nothing can rebuild it)
-      d[v,p] + s_v + c_v >= 1                 from the first stage that has v as a slot, v is wanted or kept
-      d[v,p] <= 1 - s_v - c_v                 what is kept is not wanted
+      x_v <= 1                                a unit is stored, kept in a form, or recomputed (= 1 if it cannot be)
+      d[v,p] + x_v >= 1                       from the first stage that has v as a slot, v is wanted or kept
+      d[v,p] <= 1 - x_v                       what is kept is not wanted
       d[v,p] <= sum_{o reads v} r[o,p]        nothing is wanted before its time (earlier than v's first slot)
       d[v,p] <= r[o,p] <= sum_v d[v,p]        an op o has run by stage p if one of its outputs v was wanted by then
       r[o,p] <= r[o,p+1]
-      r[o,p] <= d[u,p] + s_u + c_u            ... and each of its inputs u is there (u not free)
+      r[o,p] <= d[u,p] + x_u                  ... and each of its inputs u is there (u not free)
       a[v,p] >= r[o,p] - r[o,p-1]             v, made by o, is alive in the stage that makes it ...
-      a[v,p] >= r[o,p] - s_v - c_v + m - 1    ... until the last stage that needs it
-      k[v,p] >= s_v + m - 1                   a stored v is alive until the last stage that needs it (h: a cast one)
-      w[v,p] >= c_v + f + m - 2               the widened copy of a cast v: from the first stage to the last
+      a[v,p] >= r[o,p] - x_v + m - 1          ... until the last stage that needs it
+      k[v,p] >= s_v + m - 1                   a stored v is alive until the last stage that needs it (h: one in a form)
+      w[v,p] >= sum_f c_vf + f + m - 2        the decoded copy of such a v: from the first stage to the last
+      sum_{codec f} c_vf <= x_u               where anything is compressed, each input u of the block is kept
+      i_v >= sum_{codec f} c_vf               what is compressed is inexact ...
+      i_v >= i_u + d[v,P] - 1                 ... and so is v, made by o that reads u, if v is rebuilt
+      i_u + x_v <= 1                          u is exact if o keeps its output v, a slot, and wants u exact
     where m = 1 if v has a slot in stage p or later, else m = r[o',P] - r[o',p-1] for each reader o' of v,
           f = 1 if v has a slot in stage p or earlier, else f = r[o',p] for each reader o',
-    and across the blocks, with K_b = sum_v ( B_v s_v + N_v c_v )
-          and H[b,p] = sum_v ( B_v (k[v,p] + a[v,p] + w[v,p]) + N_v h[v,p] ) + work[b,p]:
+    and across the blocks, with K_b = sum_v ( B_v s_v + sum_f N_vf c_vf )
+          and H[b,p] = sum_v ( B_v (k[v,p] + a[v,p] + w[v,p]) + sum_f N_vf h[v,f,p] ) + work[b,p]:
       forward:b     K_0 + ... + K_b            <= L - fixed - work
       head          K_0 + ... + K_last         <= L - fixed - head
       backward:b:p  K_0 + ... + K_{b-1} + H[b,p] <= L - fixed - gradients so far
 
     symbol      variable                     meaning
-    s_v, c_v    BlockProgram.store, .cast    binary: v is stored, is cast
+    s_v, c_vf   BlockProgram.store, .coded   binary: v is stored, is kept in form f
     r[o,p]      _Builder.ran[o][p]           o has run again by the end of stage p (P: the last stage)
     d[v,p]      _Builder.wanted[v][p]        v has been wanted by the end of stage p
-    a, k, h, w  made by _Builder._any        alive in stage p: rebuilt, stored, cast, widened
+    i_v         _Builder.inexact[v]          v is inexact in backward; only where something has to be exact
+    a, k, h, w  made by _Builder._any        alive in stage p: rebuilt, stored, in a form, decoded
     K_b, H[b,p] BlockProgram.kept, .stages   bytes kept from forward on, bytes held in a stage
-    t_o, n_v    OpView.seconds, narrow_seconds (times micro-batches, and the recompute scale for t_o)
-    B_v, N_v    value_bytes, narrow_bytes
+    t_o, n_vf   OpView, Form .seconds        (times micro-batches, and the recompute scale for t_o)
+    B_v, N_vf   value_bytes, Form.bytes
+    mu, rho     Price.price, View.rho        seconds per squared error, and the squared error of v in form f
     L           the limit on peak memory; fixed, work, head, gradients: `View` and `Rooms`
 
 Only s and c need to be binary: all else follows from them. For few blocks this is solved as it stands (`solve_whole`).
@@ -48,6 +55,7 @@ import pulp
 from hilore_plan.planner.ilp_block import BlockProgram, add_block
 from hilore_plan.planner.ilp_solver import Expression, Program, Scale, bound, run
 from hilore_plan.planner.patterns import Pattern
+from hilore_plan.planner.risk import Price, Rho
 from hilore_plan.planner.rooms import Rooms
 from hilore_plan.planner.timeline import View
 
@@ -66,18 +74,36 @@ class BlockSolver:
         for limit in self.limits:
             self.problem.addConstraint(limit)
 
-    def priced(self, seconds_weight: float, kept_price: float, stage_prices: Sequence[float]) -> Pattern:
-        """The pattern with the least weighted seconds plus price of bytes (solver units)."""
+    def priced(
+        self,
+        seconds_weight: float,
+        kept_price: float,
+        stage_prices: Sequence[float],
+        risk_price: float = 0.0,
+        rho: Rho | None = None,
+    ) -> Pattern:
+        """The pattern with the least weighted seconds plus price of bytes (solver units).
+
+        A second of risk at `risk_price` (seconds per unit) counts like any other.
+        """
         prices = zip((kept_price, *stage_prices), (self.block.kept, *self.block.stages), strict=True)
         costs = [seconds_weight * self.block.seconds, *(price * size for price, size in prices if price)]
+        costs += self._risk(seconds_weight * risk_price, rho)
         self._limit([UNLIMITED] * len(self.limits))
         return self._solve(pulp.lpSum(costs)) or ()
 
-    def within(self, kept_bytes: int, stage_bytes: int) -> Pattern | None:
+    def within(
+        self, kept_bytes: int, stage_bytes: int, risk_price: float = 0.0, rho: Rho | None = None
+    ) -> Pattern | None:
         """The fastest pattern that keeps at most `kept_bytes` and holds at most `stage_bytes` in any stage."""
         stages = [self.scale.room(stage_bytes)] * (len(self.limits) - 1)
         self._limit([self.scale.room(kept_bytes), *stages])
-        return self._solve(self.block.seconds)
+        return self._solve(pulp.lpSum([self.block.seconds, *self._risk(risk_price, rho)]))
+
+    def _risk(self, price: float, rho: Rho | None) -> list[Expression]:
+        if not price or rho is None:
+            return []
+        return [price / self.scale.second_unit * self.block.risk(rho)]
 
     def _limit(self, rooms: Sequence[float]) -> None:
         for limit, constant, room in zip(self.limits, self.constants, rooms, strict=True):
@@ -88,14 +114,18 @@ class BlockSolver:
         return self.block.pattern() if run(self.problem, self.solver) else None
 
 
-def solve_whole(view: View, rooms: Rooms, scale: Scale, solver: str, gap: float) -> tuple[list[Pattern], float] | None:
+def solve_whole(
+    price: Price, rooms: Rooms, scale: Scale, solver: str, gap: float
+) -> tuple[list[Pattern], float] | None:
     """The whole program at once: one pattern per block, and a lower bound on the seconds; None if there is no plan.
 
-    `gap` is absolute, in seconds.
+    Seconds include the price of risk; `gap` is absolute, in seconds.
     """
+    view, each = price.view, price.price / scale.second_unit
     problem = pulp.LpProblem("plan", pulp.LpMinimize)
     blocks = _add_blocks(problem, view, scale)
-    problem.setObjective(pulp.lpSum(block.seconds for block in blocks))
+    risks = [each * block.risk(rho) for block, rho in zip(blocks, view.rho, strict=True) if each]
+    problem.setObjective(pulp.lpSum([*(block.seconds for block in blocks), *risks]))
     _add_rooms(problem, blocks, rooms, scale, 0)
     allowed = gap / scale.second_unit
     if not run(problem, solver, gap=allowed):

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import pulp
 
 from hilore_plan.planner.choose import choose
+from hilore_plan.planner.groups import Groups
 from hilore_plan.planner.ilp import BlockSolver
 from hilore_plan.planner.ilp_solver import Constraint, Expression, Scale, run
 from hilore_plan.planner.patterns import Column, column, pareto
+from hilore_plan.planner.risk import Price, Rho
 from hilore_plan.planner.rooms import Rooms
-from hilore_plan.planner.timeline import View
 
 ROUNDS = 60
 FEW_STEPS, MANY_STEPS = 8, 4  # the fewer blocks there are to mix, the more is lost by mixing only a few patterns
@@ -42,12 +43,12 @@ class Prices:
     stages: tuple[float, ...]
     paid: float
 
-    def reduced(self, candidate: Column, scale: Scale) -> float:
-        """How much the pattern would add to (below zero: take off) the relaxation's value."""
+    def reduced(self, candidate: Column, seconds: float, scale: Scale) -> float:
+        """How much a pattern that costs `seconds` would add to (below zero: take off) the relaxation's value."""
         held = zip(self.stages, candidate.cost.stages, strict=True)
         stages = sum(price * scale.bytes(stage.total) for price, stage in held)
         kept = self.kept * scale.bytes(candidate.cost.kept_bytes)
-        return self.seconds * candidate.cost.seconds / scale.second_unit + kept + stages - self.paid
+        return self.seconds * seconds / scale.second_unit + kept + stages - self.paid
 
 
 @dataclass(frozen=True)
@@ -67,34 +68,47 @@ class Master:
     """
 
     def __init__(
-        self, view: View, rooms: Rooms, scale: Scale, solver: str, blocks: Sequence[BlockSolver], least: bool = False
+        self,
+        price: Price,
+        rooms: Rooms,
+        scale: Scale,
+        solver: str,
+        blocks: Sequence[BlockSolver],
+        groups: Groups,
+        least: bool = False,
     ) -> None:
-        self.view, self.rooms, self.scale, self.solver, self.blocks = view, rooms, scale, solver, blocks
-        self.least = least
-        self.pools: list[list[Column]] = [[] for _ in view.classes]
+        self.price, self.view, self.rooms, self.scale, self.solver = price, price.view, rooms, scale, solver
+        self.blocks, self.least = blocks, least
+        self.groups = groups
+        self.rhos: list[list[Rho]] = [[] for _ in self.view.classes]
+        for index, rho in zip(groups.class_of, groups.least, strict=True):
+            self.rhos[index].append(rho)
+        self.pools: list[list[Column]] = [[] for _ in self.view.classes]
 
     def add(self, index: int, columns: Sequence[Column]) -> None:
         """Add patterns to the pool of a class; what is beaten in every respect is dropped."""
-        self.pools[index] = pareto([*self.pools[index], *columns])
+        self.pools[index] = pareto([*self.pools[index], *columns], self.rhos[index])
 
-    def relax(self, tolerance: float) -> Relaxed | None:
+    def relax(self, tolerance: float, *, feasible: bool = False) -> Relaxed | None:
         """Price patterns in until the relaxation is within `tolerance` of its bound; None if it has no solution.
 
-        The pools then hold what a good plan needs.
+        The pools then hold what a good plan needs; with `feasible` they hold some plan already.
         """
         if self.least:
             return self._converge(tolerance, seconds=0.0, peak=True)
-        phase_one = self._converge(TINY, seconds=0.0, peak=False)
-        if phase_one is None:
+        if not feasible and self._converge(TINY, seconds=0.0, peak=False) is None:
             return None
         return self._converge(tolerance, seconds=1.0, peak=False)
 
-    def pick(self, relaxed: Relaxed, window: float, gap: float) -> list[Column] | None:
+    def pick(self, relaxed: Relaxed, window: float, gap: float, *, rough: bool = False) -> list[Column] | None:
         """The best plan made of patterns whose reduced cost is inside `window`; None if there is none.
 
         No plan better than the relaxation's bound plus `window` needs any other pattern. Of many blocks the integer
         program soon finds a mix within `gap`; over few, equal ones its tree is long, and dynamic programming short.
+        With `rough`, the first choice of the latter has to do.
         """
+        if rough:
+            return choose(self.rooms, self.price, self._pools(relaxed, window), BANDS[0])
         if len(self.view.blocks) <= FEW_BLOCKS:
             return self._pick_few(relaxed, window)
         program = _Program(self, self._pools(relaxed, window), 1.0, over=False, whole=True)
@@ -104,10 +118,9 @@ class Master:
         """A rough choice first makes the window, and so the work of the fine one, small."""
         chosen = None
         for bands in BANDS:
-            chosen = choose(self.rooms, self._pools(relaxed, window), bands) or chosen
+            chosen = choose(self.rooms, self.price, self._pools(relaxed, window), bands) or chosen
             if chosen is not None:
-                seconds = sum(block.cost.seconds for block in chosen)
-                window = min(window, seconds / self.scale.second_unit - relaxed.bound + TINY)
+                window = min(window, self.price.total(chosen) / self.scale.second_unit - relaxed.bound + TINY)
         return chosen
 
     def pick_least(self, gap: float) -> list[Column] | None:
@@ -126,7 +139,8 @@ class Master:
             low, *_, high = sorted(candidate.cost.kept_bytes for candidate in (*used, *used))
             held = max(stage.total for candidate in used for stage in candidate.cost.stages)
             for step in range(1, steps):
-                pattern = self.blocks[index].within(low + (high - low) * step // steps, held)
+                room = low + (high - low) * step // steps
+                pattern = self.blocks[index].within(room, held, self.price.price, self.rhos[index][0])
                 if pattern is not None:
                     self.add(index, [column(self.view, index, pattern)])
 
@@ -135,7 +149,10 @@ class Master:
 
     def _near(self, place: int, prices: Prices, window: float) -> list[Column]:
         pool = self.pools[self.view.class_of[place]]
-        return [candidate for candidate in pool if prices.reduced(candidate, self.scale) <= window]
+        return [candidate for candidate in pool if self._reduced(place, prices, candidate) <= window]
+
+    def _reduced(self, place: int, prices: Prices, candidate: Column) -> float:
+        return prices.reduced(candidate, self.price.seconds(place, candidate), self.scale)
 
     def _converge(self, tolerance: float, seconds: float, peak: bool) -> Relaxed | None:
         """Column generation. Without `seconds` and `peak` it looks for any solution: how far limits are exceeded."""
@@ -157,19 +174,30 @@ class Master:
         return None if searching else Relaxed(lowest, prices, program.used())
 
     def _grow(self, prices: Sequence[Prices]) -> tuple[float, bool]:
-        """Add each block's best pattern at its prices; gives the sum of their reduced costs, and if any was new."""
+        """Add each block's best pattern at its prices; gives the sum of their reduced costs, and if any was new.
+
+        Blocks of a group are priced with its least risks, so that the sum bounds what their own best patterns gain.
+        """
         best: dict[tuple[int, float, tuple[float, ...]], Column] = {}
         gain, grew = 0.0, False
         for place, index in enumerate(self.view.class_of):
-            block = prices[place]
-            key = index, block.kept, block.stages
+            block, group = prices[place], self.groups.of[place]
+            rho = self.groups.least[group]
+            key = group, block.kept, block.stages
             if key not in best:
-                pattern = self.blocks[index].priced(block.seconds, block.kept, block.stages)
+                pattern = self.blocks[index].priced(block.seconds, block.kept, block.stages, self.price.price, rho)
                 best[key] = column(self.view, index, pattern)
-                grew |= all(known.pattern != pattern for known in self.pools[index])
-                self.add(index, [best[key]])
-            gain += min(0.0, block.reduced(best[key], self.scale))
+                grew |= self._added(index, best[key])
+            risk = self.price.price * sum(rho[code] for code in best[key].codes)
+            gain += min(0.0, block.reduced(best[key], best[key].cost.seconds + risk, self.scale))
         return gain, grew
+
+    def _added(self, index: int, candidate: Column) -> bool:
+        """Add one pattern; whether the pool has it now and did not before."""
+        if any(known.pattern == candidate.pattern for known in self.pools[index]):
+            return False
+        self.add(index, [candidate])
+        return any(known is candidate for known in self.pools[index])
 
 
 class _Program:
@@ -227,8 +255,8 @@ class _Program:
     def _objective(self) -> Expression:
         unit = self.master.scale.second_unit
         pairs = [
-            (share, self.seconds * candidate.cost.seconds / unit)
-            for block, shares in zip(self.columns, self.shares, strict=True)
+            (share, self.seconds * self.master.price.seconds(place, candidate) / unit)
+            for place, (block, shares) in enumerate(zip(self.columns, self.shares, strict=True))
             for candidate, share in zip(block, shares, strict=True)
         ]
         return pulp.LpAffineExpression(pairs) + self.over

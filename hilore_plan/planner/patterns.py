@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import le
 
-from hilore_plan.planner.simulate import BlockCost, UnrecoverableError, block_cost
-from hilore_plan.planner.timeline import ClassView, View
-from hilore_plan.schema.plan import Action
+from hilore_plan.planner.block_view import ClassView
+from hilore_plan.planner.inexact import UnrecoverableError
+from hilore_plan.planner.simulate import BlockCost, block_cost
+from hilore_plan.planner.timeline import View
+from hilore_plan.schema.plan import Action, codec_of
 
 Pattern = tuple[Action, ...]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A pattern and its cost, as the simulator gives it."""
+    """A pattern and its cost, as the simulator gives it; `codes` are the values that it compresses, with the action."""
 
     pattern: Pattern
     cost: BlockCost
+    codes: tuple[tuple[int, Action], ...] = ()
 
 
 def named(cls: ClassView, pattern: Pattern) -> dict[str, Action]:
@@ -27,7 +31,9 @@ def named(cls: ClassView, pattern: Pattern) -> dict[str, Action]:
 
 def column(view: View, index: int, pattern: Pattern) -> Column:
     """A pattern of class number `index` with its cost at a view."""
-    return Column(pattern, block_cost(view, index, pattern))
+    pairs = zip(view.classes[index].units, pattern, strict=True)
+    codes = tuple((unit, action) for unit, action in pairs if codec_of(action) is not None)
+    return Column(pattern, block_cost(view, index, pattern), codes)
 
 
 def recompute_all(cls: ClassView) -> Pattern:
@@ -48,20 +54,22 @@ def store_all(view: View, index: int) -> Column:
         return column(view, index, tuple(everything))
 
 
-def pareto(columns: Sequence[Column]) -> list[Column]:
-    """The columns that no other one beats in seconds, kept bytes and every stage's bytes at once."""
-    ordered = sorted(columns, key=_measures)
-    front: list[Column] = []
-    for candidate in ordered:
-        sizes = _measures(candidate)
-        if not any(all(a <= b for a, b in zip(_measures(other), sizes, strict=True)) for other in front):
-            front.append(candidate)
-    return front
+def pareto(columns: Sequence[Column], rhos: Sequence[Mapping[tuple[int, Action], float]] = ()) -> list[Column]:
+    """The columns that no other one beats in seconds, kept bytes, every stage's bytes and all of `rhos` at once."""
+    measured = sorted((_measures(column, rhos), number) for number, column in enumerate(columns))
+    front: list[tuple[float, ...]] = []
+    best = []
+    for sizes, number in measured:
+        if not any(all(map(le, other, sizes)) for other in front):
+            front.append(sizes)
+            best.append(columns[number])
+    return best
 
 
-def _measures(candidate: Column) -> tuple[float, ...]:
+def _measures(candidate: Column, rhos: Sequence[Mapping[tuple[int, Action], float]]) -> tuple[float, ...]:
     cost = candidate.cost
-    return (cost.seconds, cost.kept_bytes, *(stage.total for stage in cost.stages))
+    risks = (sum(rho[code] for code in candidate.codes) for rho in rhos)
+    return (cost.seconds, cost.kept_bytes, *(stage.total for stage in cost.stages), *risks)
 
 
 def _stuck(cls: ClassView) -> set[int]:

@@ -1,17 +1,21 @@
-"""From a profile and a budget to a plan document: one solve per token bucket."""
+"""From a profile, a budget and a risk to a plan document: per token bucket, an entry for each exposure bucket."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hilore_plan.errors import InfeasibleBudgetError
-from hilore_plan.planner.buckets import token_edges
+from hilore_plan.planner.asked import Wanted, buckets_of, risk_asked
+from hilore_plan.planner.buckets import Bucket, token_edges
+from hilore_plan.planner.entries import entry, risk_budget
 from hilore_plan.planner.explain import explain_least
 from hilore_plan.planner.ilp_solver import check_solver
-from hilore_plan.planner.patterns import Pattern, named
-from hilore_plan.planner.solve import Planner, Solved
-from hilore_plan.planner.timeline import View, view_at
+from hilore_plan.planner.risk import exact_view, usable_view
+from hilore_plan.planner.share import Curve, Shared, share
+from hilore_plan.planner.solve import Planner
+from hilore_plan.planner.timeline import view_at
 from hilore_plan.progress import Progress, Silent
 from hilore_plan.quantities import Budget, format_bytes
 from hilore_plan.schema import plan as schema
@@ -22,21 +26,28 @@ def solve_plan(
     profile: Profile,
     *,
     budget: str,
+    risk: str | None = None,
     token_buckets: int = 4,
+    exposure_buckets: int = 4,
     solver: str = "highs",
     progress: Progress | None = None,
     limit_bytes: int | None = None,
     correction: Mapping[int, int] | None = None,
     device_bytes: int | None = None,
 ) -> schema.Plan:
-    """The fastest plan whose peak stays within the budget, with one entry per token bucket.
+    """The fastest plan whose peak stays within the budget and whose gradient error stays within the risk.
 
-    The same profile and arguments give the same plan, to the byte.
+    It has one entry per token bucket and, where anything may be compressed, per exposure bucket of it. The budget has
+    to be feasible without compression: a micro-batch that turns out riskier than thought is rebuilt exactly. The same
+    profile and arguments give the same plan, to the byte.
 
     Args:
         profile: what was measured.
         budget: `1.1x-gc`, `0.8x-store`, `40GiB`, `512MB` or `80%` (of `device_bytes`).
-        token_buckets: how many entries; each holds up to an equal share more of the largest measured micro-batch.
+        risk: the relative gradient error that a step may have: `0.015`, `0.3x-noise` (of the profile's noise floor), or
+            `0`: nothing is compressed. By default 0.015 with a calibrated profile, and 0 with any other.
+        token_buckets: how many sizes; each holds up to an equal share more of the largest measured micro-batch.
+        exposure_buckets: into how many intervals the calibrated exposures are cut.
         solver: `highs` or `cbc`.
         progress: told of each entry.
         limit_bytes: the limit that the budget comes to, if it is known already.
@@ -45,17 +56,20 @@ def solve_plan(
         device_bytes: the memory of the device.
 
     Raises:
-        UsageError: for a budget, solver or number of buckets that makes no sense.
+        UsageError: for a budget, risk, solver or number of buckets that makes no sense, or a risk without calibration.
         InfeasibleBudgetError: if no plan stays within the budget; it says the least that one can.
     """
     asked = Budget.parse(budget)
     check_solver(solver)
+    wanted = risk_asked(profile, risk)
+    buckets = buckets_of(wanted, exposure_buckets)
     largest = profile.points[-1]
     edges = token_edges(largest.tokens, token_buckets)
     if limit_bytes is None:
         limit_bytes = asked.resolve(largest.gc.peak_bytes, largest.store.peak_bytes, device_bytes)
     extra = {edge: (correction or {}).get(edge, 0) for edge in edges}
-    solved = _solve_edges(profile, edges, Planner(solver), limit_bytes, extra, progress or Silent())
+    job = _Job(profile, limit_bytes, extra, wanted, buckets, solver)
+    solved = job.solve(edges, progress or Silent())
     if solved is None:
         raise _infeasible(profile, edges, Planner(solver), asked, limit_bytes, extra)
     return schema.Plan(
@@ -64,35 +78,57 @@ def solve_plan(
         workload=profile.workload,
         environment=profile.environment,
         budget=schema.Budget(asked=asked.asked, limit_bytes=limit_bytes),
+        risk=None if wanted is None else risk_budget(wanted, [solved[edge] for edge in edges]),
         solver=schema.Solver(name=solver, gap=max(round(found.gap, 9) for found in solved.values())),
         block_names=profile.block_names,
         classes=tuple(_fingerprint(profile, index) for index in range(len(profile.classes))),
-        entries=tuple(_entry(view_at(profile, edge), solved[edge], extra[edge]) for edge in edges),
+        entries=tuple(
+            entry(view_at(profile, edge), found, bucket, extra[edge])
+            for edge in edges
+            for bucket, found in zip(buckets, solved[edge].plans, strict=True)
+        ),
     )
 
 
-def _solve_edges(
-    profile: Profile, edges: tuple[int, ...], planner: Planner, limit: int, extra: Mapping[int, int], progress: Progress
-) -> dict[int, Solved] | None:
-    """The largest bucket first: it is the hardest, and an infeasible budget is found out at once."""
-    progress.start("Solving", len(edges))
-    solved: dict[int, Solved] = {}
-    for edge in reversed(edges):
-        found = planner.solve(view_at(profile, edge), limit - extra[edge])
-        if found is None:
-            progress.finish()
-            return None
-        solved[edge] = found
-        progress.advance(f"up to {edge} tokens")
-    progress.finish()
-    return solved
+@dataclass(frozen=True)
+class _Job:
+    """Everything asked for, to be solved at each size of micro-batch."""
+
+    profile: Profile
+    limit: int
+    extra: Mapping[int, int]
+    wanted: Wanted | None
+    buckets: tuple[Bucket, ...]
+    solver: str
+
+    def solve(self, edges: tuple[int, ...], progress: Progress) -> dict[int, Shared] | None:
+        """The largest bucket first: it is the hardest, and an infeasible budget is found out at once."""
+        progress.start("Solving", len(edges))
+        exact, coded = Planner(self.solver), Planner(self.solver)
+        solved: dict[int, Shared] = {}
+        for edge in reversed(edges):
+            found = self._at(edge, exact, coded)
+            if found is None:
+                progress.finish()
+                return None
+            solved[edge] = found
+            progress.advance(f"up to {edge} tokens")
+        progress.finish()
+        return solved
+
+    def _at(self, edge: int, exact: Planner, coded: Planner) -> Shared | None:
+        view, limit = view_at(self.profile, edge), self.limit - self.extra[edge]
+        found = exact.solve(exact_view(view), limit)
+        if found is None or self.wanted is None:
+            return None if found is None else Shared((found,), 0.0, 0.0, found.gap)
+        return share(Curve(usable_view(view), limit, coded, found), self.buckets, self.wanted.limit)
 
 
 def _infeasible(
     profile: Profile, edges: tuple[int, ...], planner: Planner, asked: Budget, limit: int, extra: Mapping[int, int]
 ) -> InfeasibleBudgetError:
     """Name the least peak over all buckets, what makes it, and a budget that works."""
-    plans = {edge: planner.least(view_at(profile, edge)) for edge in edges}
+    plans = {edge: planner.least(exact_view(view_at(profile, edge))) for edge in edges}
     worst = max(edges, key=lambda edge: plans[edge].simulation.peak_bytes + extra[edge])
     least = plans[worst].simulation.peak_bytes + extra[worst]
     return InfeasibleBudgetError(
@@ -117,34 +153,3 @@ def _working_budget(profile: Profile, asked: Budget, least: int) -> str:
 def _fingerprint(profile: Profile, index: int) -> schema.Fingerprint:
     cls = profile.classes[index]
     return schema.Fingerprint(name=cls.name, graph_hash=cls.graph_hash, blocks=cls.blocks, parameters=cls.parameters)
-
-
-def _entry(view: View, solved: Solved, extra: int) -> schema.Entry:
-    simulation = solved.simulation
-    return schema.Entry(
-        tokens_up_to=view.tokens,
-        predicted=schema.Prediction(
-            step_seconds=simulation.step_seconds,
-            peak_bytes=simulation.peak_bytes + extra,
-            recompute_seconds=simulation.recompute_seconds,
-            binding=simulation.binding,
-        ),
-        store=view.store,
-        gc=view.gc,
-        groups=_groups(view, solved),
-    )
-
-
-def _groups(view: View, solved: Solved) -> tuple[schema.Group, ...]:
-    """Blocks of one class that are treated alike, in the order of their first block."""
-    alike: dict[tuple[int, Pattern], list[int]] = {}
-    for block, index, found in zip(view.blocks, view.class_of, solved.columns, strict=True):
-        alike.setdefault((index, found.pattern), []).append(block)
-    return tuple(
-        schema.Group(
-            class_name=view.classes[index].name,
-            blocks=tuple(blocks),
-            actions=named(view.classes[index], pattern),
-        )
-        for (index, pattern), blocks in alike.items()
-    )

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hilore_plan.errors import HiloreError
-from hilore_plan.planner.timeline import ClassView, View, backward_point, forward_point
-from hilore_plan.schema.plan import Action
-
-
-class UnrecoverableError(HiloreError):
-    """Actions under which a saved tensor can neither be found nor be rebuilt."""
+from hilore_plan.planner.block_view import ClassView
+from hilore_plan.planner.inexact import UnrecoverableError, check_compression
+from hilore_plan.planner.timeline import View, backward_point, forward_point
+from hilore_plan.schema.plan import Action, codec_of
 
 
 @dataclass(frozen=True)
@@ -106,6 +103,7 @@ def block_cost(view: View, index: int, pattern: Sequence[Action]) -> BlockCost:
     held = _kept_bytes(cls, kept)
     ran = _program(cls, kept)
     needs = [_needs(cls, ran, value) for value in range(len(cls.names))]
+    check_compression(cls, kept, ran, needs)
     rebuilt = _rebuilt(cls, kept, ran, needs)
     stages = tuple(
         StageBytes(
@@ -117,8 +115,8 @@ def block_cost(view: View, index: int, pattern: Sequence[Action]) -> BlockCost:
     )
     scale = view.micro_batches * view.recompute_scale
     seconds = scale * sum(cls.ops[op].seconds for op in sorted(ran))
-    casts = sum(cls.narrow_seconds[value] for value, action in kept.items() if action == "cast")
-    return BlockCost(sum(held.values()), stages, seconds + view.micro_batches * casts)
+    coding = sum(form.seconds for value, action in kept.items() if (form := cls.form(value, action)) is not None)
+    return BlockCost(sum(held.values()), stages, seconds + view.micro_batches * coding)
 
 
 def assemble(view: View, costs: Sequence[BlockCost]) -> Simulation:
@@ -136,17 +134,23 @@ def _kept(cls: ClassView, pattern: Sequence[Action]) -> dict[int, Action]:
             kept[unit] = action
         elif unit in cls.forced:
             raise UnrecoverableError(f"{cls.name}: {cls.names[unit]} cannot be recomputed")
-        if action == "cast" and unit not in cls.castable:
-            raise UnrecoverableError(f"{cls.name}: {cls.names[unit]} has no narrower form to be cast to")
+        if action not in ("store", "recompute") and cls.form(unit, action) is None:
+            raise UnrecoverableError(f"{cls.name}: {cls.names[unit]} {_lacking(action)}")
     return kept
 
 
+def _lacking(action: Action) -> str:
+    codec = codec_of(action)
+    return "has no narrower form to be cast to" if codec is None else f"cannot be compressed with {codec}"
+
+
 def _kept_bytes(cls: ClassView, kept: Mapping[int, Action]) -> dict[int, int]:
-    return {
-        value: cls.narrow_bytes[value] if action == "cast" else cls.value_bytes[value]
-        for value, action in kept.items()
-        if value not in cls.free
-    }
+    sizes = {}
+    for value, action in kept.items():
+        form = cls.form(value, action)
+        if value not in cls.free:
+            sizes[value] = cls.value_bytes[value] if form is None else form.bytes
+    return sizes
 
 
 def _program(cls: ClassView, kept: Mapping[int, Action]) -> dict[int, int]:
@@ -177,16 +181,16 @@ def _rebuilt(
 ) -> list[tuple[int, int, int]]:
     """What is made in backward, with its first and last stage.
 
-    All that an op makes is there in its own stage, and afterwards while it is needed. A cast value's widened copy is
-    there from the first stage that needs it to the last.
+    All that an op makes is there in its own stage, and afterwards while it is needed. The widened or decoded copy of a
+    value kept in another form is there from the first stage that needs it to the last.
     """
     made = [
         (value, stage, stage if value in kept else max(needs[value], default=stage))
         for op, stage in ran.items()
         for value in cls.ops[op].outputs
     ]
-    casts = [value for value, action in kept.items() if action == "cast" and needs[value]]
-    return made + [(value, min(needs[value]), max(needs[value])) for value in casts]
+    coded = [value for value, action in kept.items() if action != "store" and needs[value]]
+    return made + [(value, min(needs[value]), max(needs[value])) for value in coded]
 
 
 def _forward(view: View, costs: Sequence[BlockCost]) -> list[PointBytes]:

@@ -1,4 +1,4 @@
-"""The best plan at one token count under one limit, and the least peak that any plan can reach there."""
+"""The best plan at one token count, under one limit and price of risk, and the least peak that any plan can reach."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from hilore_plan.planner.greedy import chain, solve_greedy
+from hilore_plan.planner.groups import FEW_GROUPS, MANY_GROUPS, Groups, grouped
 from hilore_plan.planner.ilp import BlockSolver, least_whole, solve_whole
 from hilore_plan.planner.ilp_master import Master
 from hilore_plan.planner.ilp_solver import Scale, SolverError, scale_for
 from hilore_plan.planner.improve import fill
 from hilore_plan.planner.patterns import Column, Pattern, column, named, recompute_all, store_all
-from hilore_plan.planner.rooms import Rooms, fits, rooms_at
+from hilore_plan.planner.risk import Price, exact_view, total_risk
+from hilore_plan.planner.rooms import fits, rooms_at
 from hilore_plan.planner.simulate import Simulation, simulate
 from hilore_plan.planner.timeline import View
 
@@ -28,10 +30,16 @@ Known = dict[str, dict[Pattern, None]]
 
 @dataclass(frozen=True)
 class Solved:
-    """A plan at one token count: a column per block, what the simulator says, and the gap relative to the step time."""
+    """A plan at one token count: a column per block, what the simulator says, its squared error, and how good it is.
+
+    `bound` is what every plan costs at least in seconds beyond the store-everything step, the price of risk included;
+    `gap` how much more this one costs, relative to the step time.
+    """
 
     columns: tuple[Column, ...]
     simulation: Simulation
+    risk: float
+    bound: float
     gap: float
 
 
@@ -42,105 +50,160 @@ class Planner:
     solver: str
     known: Known = field(default_factory=dict)
 
-    def solve(self, view: View, limit: int) -> Solved | None:
-        """The best plan within `limit` bytes; None if there is none."""
-        rooms = rooms_at(view, limit)
-        if rooms.outside < 0:
-            return None
-        full = _everywhere(view, [store_all(view, index) for index in range(len(view.classes))])
-        if fits(rooms, [block.cost for block in full]):
-            return _solved(view, full, limit, 0.0)
-        task = _Task(view, rooms, scale_for(limit, _most_seconds(view)), self.solver, self.known)
-        best, bound = task.best()
-        if best is None:
-            least = self.least(view)
-            if least.simulation.peak_bytes > limit:
-                return None
-            best = list(least.columns)
-        return _solved(view, task.improved(best, bound), limit, bound)
+    def at(self, view: View, limit: int) -> Site:
+        """A view under a limit, to be solved at several prices of risk."""
+        return Site(view, limit, self)
+
+    def solve(self, view: View, limit: int, price: float = 0.0) -> Solved | None:
+        """The best plan within `limit` bytes, where risk costs `price` seconds per unit; None if there is none."""
+        return self.at(view, limit).solve(price)
 
     def least(self, view: View) -> Solved:
         """The plan with the least peak."""
         base = _everywhere(view, _recompute_all(view))
-        scale = scale_for(_simulated(view, base).peak_bytes, _most_seconds(view))
-        found = _Task(view, rooms_at(view, 0), scale, self.solver, self.known).least()
+        site = Site(view, 0, self, scale_for(_simulated(view, base).peak_bytes, _most_seconds(view)))
+        found = _Task(site, Price(view)).least()
         plans = [(_simulated(view, columns), columns) for columns in (found, base) if columns is not None]
         simulation, columns = min(plans, key=lambda plan: plan[0].peak_bytes)
-        return Solved(tuple(columns), simulation, 0.0)
+        return Solved(tuple(columns), simulation, total_risk(view, columns), 0.0, 0.0)
+
+
+class Site:
+    """One view under one limit: what its solutions at all prices have in common, and the plans found there so far."""
+
+    def __init__(self, view: View, limit: int, planner: Planner, scale: Scale | None = None) -> None:
+        self.view, self.limit, self.planner = view, limit, planner
+        self.rooms = rooms_at(view, limit)
+        self.scale = scale or scale_for(limit, _most_seconds(view))
+        self.plans: list[list[Column]] = []
+        self.groups: dict[int, Groups] = {}
+
+    def solve(self, price: float = 0.0, *, fine: bool = False) -> Solved | None:
+        """The best plan where risk costs `price` seconds per unit; None if there is none.
+
+        `fine` looks for patterns for smaller groups of blocks with similar risks, and picks with more care.
+        """
+        view, rooms = self.view, self.rooms
+        if rooms.outside < 0:
+            return None
+        full = _everywhere(view, [store_all(view, index) for index in range(len(view.classes))])
+        if fits(rooms, [block.cost for block in full]):
+            everything = Price(view, price)
+            return _solved(everything, full, self.limit, everything.total(full))
+        task = _Task(self, Price(view, price), fine)
+        best, bound = task.best()
+        if best is None:
+            least = self.planner.least(view)
+            if least.simulation.peak_bytes > self.limit:
+                return None
+            best = list(least.columns)
+        best = task.improved(best, bound)
+        self.plans.append(best)
+        return _solved(task.price, best, self.limit, bound)
+
+    @cached_property
+    def blocks(self) -> list[BlockSolver]:
+        """What finds patterns, by class."""
+        solver = self.planner.solver
+        return [BlockSolver(self.view, index, self.scale, solver) for index in range(len(self.view.classes))]
+
+    @cached_property
+    def chains(self) -> list[list[Column]]:
+        """Patterns to begin with, by class. With codecs they come in addition: what is exact has to be there."""
+        plain = exact_view(self.view)
+        chains = [chain(plain, index) for index in range(len(plain.classes))]
+        if plain.classes == self.view.classes:
+            return chains
+        return [[*exact, *chain(self.view, index)] for index, exact in enumerate(chains)]
+
+    @cached_property
+    def greedy(self) -> list[Column] | None:
+        """The exact greedy plan."""
+        plain = exact_view(self.view)
+        return solve_greedy(plain, self.rooms, [[c for c in known if not c.codes] for known in self.chains])
 
 
 @dataclass(frozen=True)
 class _Task:
-    """One view under one limit: what its solutions have in common."""
+    """One view under one limit at one price of risk."""
 
-    view: View
-    rooms: Rooms
-    scale: Scale
-    solver: str
-    known: Known
+    site: Site
+    price: Price
+    fine: bool = False
 
-    @cached_property
-    def blocks(self) -> list[BlockSolver]:
-        return [BlockSolver(self.view, index, self.scale, self.solver) for index in range(len(self.view.classes))]
+    @property
+    def _solver(self) -> str:
+        return self.site.planner.solver
 
-    @cached_property
-    def chains(self) -> list[list[Column]]:
-        return [chain(self.view, index) for index in range(len(self.view.classes))]
+    @property
+    def _again(self) -> bool:
+        """Whether plans that fit are known from other prices: then the pools have what a first solve looks for."""
+        return bool(self.site.plans)
 
     @property
     def _is_small(self) -> bool:
-        return sum(len(self.view.classes[index].units) for index in self.view.class_of) <= WHOLE_UNITS
+        view = self.price.view
+        return sum(len(view.classes[index].units) for index in view.class_of) <= WHOLE_UNITS
 
     def best(self) -> tuple[list[Column] | None, float]:
-        """The fastest plan found, if any, and a lower bound on the seconds of all plans.
+        """The best plan found, if any, and a lower bound on what all plans cost.
 
-        The solver's plan is taken only if the simulator finds it to fit; the greedy one stands in for it if need be.
+        The solver's plan is taken only if the simulator finds it to fit; the greedy one, or one found at another price,
+        stands in for it if need be.
         """
-        greedy = solve_greedy(self.view, self.rooms, self.chains)
         try:
-            found, bound = self._by_whole() if self._is_small else self._by_patterns(greedy)
+            found, bound = self._by_whole() if self._is_small else self._by_patterns()
         except SolverError:
             found, bound = None, 0.0
-        plans = [plan for plan in (found, greedy) if plan is not None and self._fits(plan)]
-        return min(plans, key=_seconds, default=None), bound
+        plans = [plan for plan in (found, *self._incumbents()) if plan is not None and self._fits(plan)]
+        return min(plans, key=self.price.total, default=None), bound
 
     def improved(self, columns: list[Column], bound: float) -> list[Column]:
         """The plan with its leftover room used, if there is anything to gain."""
-        enough = bound + ENOUGH_GAP * self.view.store.step_seconds
-        return fill(self.view, self.rooms, columns, self.blocks, enough)
+        if self._again and not self._is_small:  # other prices are worth more of the time than this
+            return columns
+        enough = bound + ENOUGH_GAP * self.price.view.store.step_seconds
+        return fill(self.site.rooms, self.price, columns, self.site.blocks, enough)
 
     def least(self) -> list[Column] | None:
         """The plan with the least peak as the solver finds it; the limit has to be 0."""
         try:
             if not self._is_small:
                 return self._least_by_patterns()
-            patterns = least_whole(self.view, self.rooms, self.scale, self.solver)
+            patterns = least_whole(self.price.view, self.site.rooms, self.site.scale, self._solver)
         except SolverError:
             return None
         return None if patterns is None else self._columns(patterns)
 
+    def _incumbents(self) -> list[list[Column]]:
+        greedy = self.site.greedy
+        return [*([] if greedy is None else [greedy]), *self.site.plans]
+
     def _fits(self, columns: Sequence[Column]) -> bool:
-        return fits(self.rooms, [block.cost for block in columns])
+        return fits(self.site.rooms, [block.cost for block in columns])
 
     def _columns(self, patterns: Sequence[Pattern]) -> list[Column]:
-        pairs = zip(self.view.class_of, patterns, strict=True)
-        return [column(self.view, index, pattern) for index, pattern in pairs]
+        pairs = zip(self.price.view.class_of, patterns, strict=True)
+        return [column(self.price.view, index, pattern) for index, pattern in pairs]
 
     def _by_whole(self) -> tuple[list[Column] | None, float]:
-        found = solve_whole(self.view, self.rooms, self.scale, self.solver, 0.0)
+        found = solve_whole(self.price, self.site.rooms, self.site.scale, self._solver, 0.0)
         return (None, 0.0) if found is None else (self._columns(found[0]), found[1])
 
-    def _by_patterns(self, greedy: list[Column] | None) -> tuple[list[Column] | None, float]:
+    def _by_patterns(self) -> tuple[list[Column] | None, float]:
+        view, scale = self.price.view, self.site.scale
         master = self._master(least=False)
-        step = self.view.store.step_seconds / self.scale.second_unit
-        relaxed = master.relax(step * RELAXATION_GAP)
+        step = view.store.step_seconds / scale.second_unit
+        relaxed = master.relax(step * RELAXATION_GAP, feasible=self._again)
         if relaxed is None:
             return None, 0.0
-        master.refine(relaxed)
-        self._remember(master)
-        most = _most_seconds(self.view) if greedy is None else _seconds(greedy)
-        window = max(most / self.scale.second_unit - relaxed.bound, 0.0) + step * RELAXATION_GAP
-        return master.pick(relaxed, window, step * CHOICE_GAP), relaxed.bound * self.scale.second_unit
+        if not self._again:
+            master.refine(relaxed)
+        self._remember(relaxed.used if self._again else master.pools)
+        most = min(map(self.price.total, self._incumbents()), default=_most_seconds(view))
+        window = max(most / scale.second_unit - relaxed.bound, 0.0) + step * RELAXATION_GAP
+        rough = self._again and not self.fine and bool(self.price.price)
+        return master.pick(relaxed, window, step * CHOICE_GAP, rough=rough), relaxed.bound * scale.second_unit
 
     def _least_by_patterns(self) -> list[Column] | None:
         master = self._master(least=True)
@@ -148,15 +211,26 @@ class _Task:
         return None if relaxed is None else master.pick_least(1.0)
 
     def _master(self, *, least: bool) -> Master:
-        master = Master(self.view, self.rooms, self.scale, self.solver, self.blocks, least)
-        for index, cls in enumerate(self.view.classes):
-            known = [column(self.view, index, pattern) for pattern in self.known.get(cls.name, ())]
-            master.add(index, [*self.chains[index], *known])
+        site, view = self.site, self.price.view
+        master = Master(self.price, site.rooms, site.scale, self._solver, site.blocks, self._groups(), least)
+        for index, cls in enumerate(view.classes):
+            known = [column(view, index, pattern) for pattern in site.planner.known.get(cls.name, ())]
+            places = [place for place, number in enumerate(view.class_of) if number == index]
+            found = [plan[place] for plan in site.plans for place in places]
+            master.add(index, [*site.chains[index], *known, *found])
         return master
 
-    def _remember(self, master: Master) -> None:
-        for cls, pool in zip(self.view.classes, master.pools, strict=True):
-            self.known.setdefault(cls.name, {}).update(dict.fromkeys(candidate.pattern for candidate in pool))
+    def _groups(self) -> Groups:
+        """One group per class where risk is free."""
+        most = (MANY_GROUPS if self.fine else FEW_GROUPS) if self.price.price else 1
+        if most not in self.site.groups:
+            self.site.groups[most] = grouped(self.price.view, most)
+        return self.site.groups[most]
+
+    def _remember(self, pools: Sequence[Sequence[Column]]) -> None:
+        for cls, pool in zip(self.price.view.classes, pools, strict=True):
+            known = self.site.planner.known.setdefault(cls.name, {})
+            known.update(dict.fromkeys(candidate.pattern for candidate in pool))
 
 
 def _recompute_all(view: View) -> list[Column]:
@@ -167,13 +241,9 @@ def _everywhere(view: View, by_class: Sequence[Column]) -> list[Column]:
     return [by_class[index] for index in view.class_of]
 
 
-def _seconds(columns: Sequence[Column]) -> float:
-    return sum(block.cost.seconds for block in columns)
-
-
 def _most_seconds(view: View) -> float:
     """What recomputing all costs: a measure for the scale of seconds."""
-    return _seconds(_everywhere(view, _recompute_all(view)))
+    return Price(view).total(_everywhere(view, _recompute_all(view)))
 
 
 def _simulated(view: View, columns: Sequence[Column]) -> Simulation:
@@ -181,9 +251,10 @@ def _simulated(view: View, columns: Sequence[Column]) -> Simulation:
     return simulate(view, [named(view.classes[index], block.pattern) for index, block in pairs])
 
 
-def _solved(view: View, columns: Sequence[Column], limit: int, bound: float) -> Solved:
-    simulation = _simulated(view, columns)
+def _solved(price: Price, columns: Sequence[Column], limit: int, bound: float) -> Solved:
+    simulation = _simulated(price.view, columns)
     if simulation.peak_bytes > limit:  # cannot happen: `fits` and the simulator say the same
         raise SolverError(f"a plan of {simulation.peak_bytes} bytes came out for a limit of {limit} bytes")
-    over = max(0.0, simulation.recompute_seconds - bound)
-    return Solved(tuple(columns), simulation, over / max(simulation.step_seconds, 1e-12))
+    risk = total_risk(price.view, columns)
+    over = max(0.0, simulation.recompute_seconds + price.price * risk - bound)
+    return Solved(tuple(columns), simulation, risk, bound, over / max(simulation.step_seconds, 1e-12))

@@ -1,18 +1,22 @@
-"""Blocks that are alike, captured once: the classes of a profile."""
+"""Blocks that are alike, captured once where they can be: the classes of a profile."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import fx, nn
 
+from hilore_plan.errors import CaptureError
 from hilore_plan.graph.capture import capture
 from hilore_plan.graph.fingerprint import graph_hash
-from hilore_plan.graph.recovery_units import BlockGraph, GraphValue, block_graph, parameter_descriptions
+from hilore_plan.graph.names import op_label
+from hilore_plan.graph.recovery_units import BlockGraph, GraphOp, GraphValue, block_graph, parameter_descriptions
 from hilore_plan.graph.signature import Call, mode_key, tensor_key
 from hilore_plan.profiler.calls import shared_storages, storage_of
+from hilore_plan.profiler.opaque import OpaqueClass, opaque_class
+from hilore_plan.profiler.ops import OpMeasures, measure_ops, reran_ops
 from hilore_plan.schema.profile import BlockClass, Op, Value
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -30,27 +34,53 @@ class CapturedClass:
         """The block that stands for the class where it is measured."""
         return self.record.blocks[0]
 
+    @property
+    def slot_stages(self) -> Sequence[int]:
+        """The stage of each slot, in the order of saving."""
+        return [slot.stage for slot in self.graph.slots]
 
-def find_classes(blocks: Sequence[nn.Module], calls: Sequence[Call]) -> list[CapturedClass]:
-    """Groups blocks whose graphs and parameters are equal, in the order of their first members.
+    @property
+    def own_inputs(self) -> list[int]:
+        """Places, among a call's tensors, of the inputs that are alive for this block alone."""
+        pairs = zip(self.graph.values, self.record.values, strict=True)
+        inputs = (value for value, written in pairs if value.kind == "input" and not written.shared)
+        return [value.place for value in inputs if value.place is not None]
 
-    Raises:
-        CaptureError: a block's forward cannot be captured.
+    def measure(self, block: nn.Module, call: Call) -> OpMeasures:
+        """Seconds of every op and bytes of every value."""
+        return measure_ops(self.graph, block, call)
+
+    def rerun_seconds(self, measures: OpMeasures) -> float:
+        """What checkpointing one block runs again."""
+        return sum(measures.op_seconds[op] for op in reran_ops(self.graph))
+
+
+FoundClass = CapturedClass | OpaqueClass
+# a graph, or the reason why there is none
+Captured = BlockGraph | str
+
+
+def find_classes(blocks: Sequence[nn.Module], calls: Sequence[Call]) -> list[FoundClass]:
+    """Groups blocks in the order of their first members.
+
+    The blocks of a class have equal graphs and parameters. Those that cannot be captured are of one class if they look
+    and are called alike, and fail for the same reason.
     """
     members: dict[Hashable, list[int]] = {}
-    graphs: dict[Hashable, BlockGraph] = {}
+    captured: dict[Hashable, Captured] = {}
     for group in _alike(blocks, calls):
-        for key, graph, found in _captured(blocks, calls, group):
+        for likeness, result, found in _captured(blocks, calls, group):
+            # without graphs that could be compared, what looks different is taken to be different
+            key = (likeness, group[0]) if isinstance(result, str) else likeness
             members.setdefault(key, []).extend(found)
-            graphs.setdefault(key, graph)
-    shared = shared_storages(calls)
+            captured.setdefault(key, result)
     order = sorted(members, key=lambda key: min(members[key]))
     names = _class_names([blocks[min(members[key])] for key in order])
-    made = []
-    for name, key in zip(names, order, strict=True):
-        block_class = _record(name, graphs[key], blocks, calls, tuple(sorted(members[key])), shared)
-        made.append(CapturedClass(graphs[key], block_class))
-    return made
+    shared = shared_storages(calls)
+    return [
+        _class(name, captured[key], blocks, calls, tuple(sorted(members[key])), shared)
+        for name, key in zip(names, order, strict=True)
+    ]
 
 
 def _alike(blocks: Sequence[nn.Module], calls: Sequence[Call]) -> list[list[int]]:
@@ -67,7 +97,14 @@ def _likeness(block: nn.Module, call: Call) -> Hashable:
     tensors = tuple((tensor_key(tensor), tuple(tensor.shape)) for tensor in call.tensors)
     device = call.tensors[0].device.type if call.tensors else "cpu"
     parameters = tuple(parameter_descriptions(block).items())
-    return settings, parameters, call.structure_key(), tensors, mode_key(modules, device)
+    return settings, parameters, _structure(call), tensors, mode_key(modules, device)
+
+
+def _structure(call: Call) -> Hashable:
+    try:
+        return call.structure_key()
+    except CaptureError as error:
+        return call.spec, call.positions, error.message
 
 
 def _settings(module: nn.Module) -> Hashable:
@@ -78,7 +115,7 @@ def _settings(module: nn.Module) -> Hashable:
 
 def _captured(
     blocks: Sequence[nn.Module], calls: Sequence[Call], group: list[int]
-) -> Iterator[tuple[Hashable, BlockGraph, list[int]]]:
+) -> Iterator[tuple[Hashable, Captured, list[int]]]:
     """Key, graph and members; the first and last member are captured, and all of them where those two differ."""
     first = _graph(blocks[group[0]], calls[group[0]])
     key = _key(first, blocks[group[0]])
@@ -91,12 +128,16 @@ def _captured(
         yield _key(graph, blocks[index]), graph, [index]
 
 
-def _graph(block: nn.Module, call: Call) -> BlockGraph:
-    return block_graph(capture(block, call))
+def _graph(block: nn.Module, call: Call) -> Captured:
+    try:
+        return block_graph(capture(block, call))
+    except CaptureError as error:
+        return error.message
 
 
-def _key(graph: BlockGraph, block: nn.Module) -> Hashable:
-    return graph_hash(graph), tuple(parameter_descriptions(block).items())
+def _key(result: Captured, block: nn.Module) -> Hashable:
+    made = ("uncaptured", result) if isinstance(result, str) else graph_hash(result)
+    return made, tuple(parameter_descriptions(block).items())
 
 
 def _class_names(firsts: Sequence[nn.Module]) -> list[str]:
@@ -109,32 +150,55 @@ def _class_names(firsts: Sequence[nn.Module]) -> list[str]:
     return names
 
 
-def _record(
+def _class(
     name: str,
-    graph: BlockGraph,
+    result: Captured,
     blocks: Sequence[nn.Module],
     calls: Sequence[Call],
     members: tuple[int, ...],
     shared: set[int],
+) -> FoundClass:
+    places = _shared_places([calls[index] for index in members], shared)
+    if isinstance(result, str):
+        return opaque_class(name, result, blocks, calls, members, places)
+    return CapturedClass(result, _record(name, result, blocks[members[0]], members, places))
+
+
+def _shared_places(calls: Sequence[Call], shared: set[int]) -> set[int]:
+    """Places of the tensors that other blocks are given as well, in each of these calls."""
+    places = range(len(calls[0].tensors))
+    return {place for place in places if all(storage_of(call.tensors[place]) in shared for call in calls)}
+
+
+def _record(
+    name: str, graph: BlockGraph, block: nn.Module, members: tuple[int, ...], places: Collection[int]
 ) -> BlockClass:
-    member_calls = [calls[index] for index in members]
     return BlockClass(
         name=name,
         graph_hash=graph_hash(graph),
         blocks=members,
-        parameters=parameter_descriptions(blocks[members[0]]),
+        parameters=parameter_descriptions(block),
         stages=graph.stages,
-        values=tuple(_value(value, _is_shared(value, member_calls, shared)) for value in graph.values),
-        ops=tuple(
-            Op(name=op.name, inputs=op.inputs, outputs=op.outputs, recomputable=op.recomputable) for op in graph.ops
-        ),
+        values=tuple(_value(value, value.kind == "input" and value.place in places) for value in graph.values),
+        ops=tuple(_op(op, graph) for op in graph.ops),
     )
 
 
-def _is_shared(value: GraphValue, calls: Sequence[Call], shared: set[int]) -> bool:
-    if value.kind != "input" or value.place is None:
-        return False
-    return all(storage_of(call.tensors[value.place]) in shared for call in calls)
+def _op(op: GraphOp, graph: BlockGraph) -> Op:
+    return Op(
+        name=op.name,
+        inputs=op.inputs,
+        outputs=op.outputs,
+        recomputable=op.recomputable,
+        exact_inputs=_exact_inputs(op, graph),
+    )
+
+
+def _exact_inputs(op: GraphOp, graph: BlockGraph) -> tuple[int, ...]:
+    """The values of fused attention's q and k, its first two arguments: see `schema.profile.Op`."""
+    if op_label(op.node) != "sdpa":
+        return ()
+    return tuple(dict.fromkeys(graph.value_of[node] for node in op.node.args[:2] if isinstance(node, fx.Node)))
 
 
 def _value(value: GraphValue, shared: bool) -> Value:

@@ -1,15 +1,17 @@
-"""Where a measurement is made: versions, device, threads."""
+"""What is measured, and where: the model, versions, device, threads."""
 
 from __future__ import annotations
 
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from hilore_plan.errors import DeviceError
-from hilore_plan.schema.record import Environment
+from hilore_plan.schema.record import Environment, Model
 
 
 def resolve_device(name: str) -> torch.device:
@@ -18,13 +20,14 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         DeviceError: it is unknown or not there.
     """
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise DeviceError(f"unknown device {name!r}", "give cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceError(f"there is no device {name!r} on this machine", "give --device cpu")
-    return device
+    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+    if found is None:
+        raise DeviceError(f"unknown device {name!r}", "give cpu, cuda or cuda:N")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name != "cpu" and int(found[1] or 0) >= count:
+        there = f"{count or 'no'} CUDA device{'' if count == 1 else 's'}"
+        raise DeviceError(f"there is no device {name!r}: this machine has {there}", "give another device, such as cpu")
+    return torch.device(name)
 
 
 def describe_environment(device: torch.device) -> Environment:
@@ -38,6 +41,16 @@ def describe_environment(device: torch.device) -> Environment:
         device_name=_device_name(device),
         threads=torch.get_num_threads(),
         platform=f"{platform.system()} {platform.machine()}",
+    )
+
+
+def describe_model(model: nn.Module) -> Model:
+    """The model's class and sizes."""
+    parameters = list(model.parameters())
+    return Model(
+        name=type(model).__name__,
+        parameters=sum(p.numel() for p in parameters),
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
     )
 
 

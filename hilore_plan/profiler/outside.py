@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hilore_plan.profiler.classes import CapturedClass
+from hilore_plan.profiler.classes import FoundClass
 from hilore_plan.profiler.memory import Trace
 from hilore_plan.profiler.step import ActorStep
 from hilore_plan.schema.profile import BlockClass, Outside
@@ -79,7 +79,7 @@ class Reading:
     """
 
     trace: Trace
-    classes: Sequence[CapturedClass]
+    classes: Sequence[FoundClass]
     value_bytes: Sequence[Sequence[int]]
     input_bytes: int
     gradients: Gradients

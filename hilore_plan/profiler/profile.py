@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,33 +12,34 @@ from datetime import datetime, timezone
 import torch
 from torch import nn
 
+from hilore_plan.codecs.base import Codec
 from hilore_plan.errors import UsageError
 from hilore_plan.graph.blocks import find_blocks
 from hilore_plan.graph.signature import Call
+from hilore_plan.profiler.batches import CalibrationData, CalibrationText, random_text, step_data, text_data
+from hilore_plan.profiler.calibration import calibrate, compressing
 from hilore_plan.profiler.calls import record_calls
 from hilore_plan.profiler.checkpointing import checkpointed
-from hilore_plan.profiler.classes import CapturedClass, find_classes
+from hilore_plan.profiler.classes import FoundClass, find_classes
 from hilore_plan.profiler.clock import seconds_of
-from hilore_plan.profiler.environment import describe_environment, resolve_device
+from hilore_plan.profiler.environment import describe_environment, describe_model, resolve_device
+from hilore_plan.profiler.formats import CodecMeasures, measure_codecs
 from hilore_plan.profiler.memory import Recorder, Trace
-from hilore_plan.profiler.ops import OpMeasures, measure_ops, reran_ops, storage_bytes_of
+from hilore_plan.profiler.opaque import OpaqueClass, warn_of_opaque
+from hilore_plan.profiler.ops import OpMeasures, storage_bytes_of
 from hilore_plan.profiler.outside import Reading, gradients_of, outside_of
 from hilore_plan.profiler.peaks import measure_peak, quiet_profiler, start_bytes
+from hilore_plan.profiler.recompute_scale import bounded
 from hilore_plan.profiler.step import ActorStep, Loss
 from hilore_plan.profiler.watch import BlockWatch
 from hilore_plan.progress import Progress, Silent
 from hilore_plan.schema.profile import ClassMeasure, Point, Profile
-from hilore_plan.schema.record import Mode, Model, Workload
+from hilore_plan.schema.record import Mode, Workload
 
 # rounds of step times at a point: five, or as few as three at the largest point and one below it once a minute is spent
 ROUNDS = 5
 LEAST_ROUNDS = 3
 ENOUGH_SECONDS = 60.0
-SANE_SCALE = (0.5, 3.0)
-
-
-class NoisyMeasurementWarning(UserWarning):
-    """A measured time that makes no sense beside the others; a sane bound was taken instead."""
 
 
 def profile_module(
@@ -51,10 +51,14 @@ def profile_module(
     token_points: int = 4,
     blocks: Sequence[str | nn.Module] | None = None,
     loss: Loss | None = None,
+    codecs: Sequence[str] = (),
+    calibration: CalibrationText | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Profile:
     """Measures `model` under `workload` and at `token_points` fractions of its length.
+
+    Blocks that cannot be captured are measured as a whole, with a warning that names them (`UncapturedWarning`).
 
     Args:
         model: in train mode on `device`, with the `requires_grad` pattern of the training to come.
@@ -64,18 +68,25 @@ def profile_module(
         token_points: how many sizes are measured; the lengths are `1/n, 2/n, ..., 1` of the workload's.
         blocks: the blocks, by name or as modules, where they cannot be found.
         loss: replaces the GRPO loss for modules that are no Hugging Face causal LMs.
+        codecs: codecs whose bytes, seconds and risk are measured; without any, plans can only be exact.
+        calibration: the text to calibrate on; random tokens without it. A `loss` sees synthetic micro-batches instead.
         seed: of the synthetic data.
         progress: told about each measurement.
 
     Raises:
         UsageError: no blocks are found, or nothing in the model is trainable.
-        CaptureError: a block's forward cannot be captured.
         DeviceError: `device` is not there.
+        CodecError: a codec that does not exist.
     """
     if token_points < 1:
         raise UsageError(f"{token_points} token points are too few", "give 1 or more")
     where = torch.device(device) if isinstance(device, torch.device) else resolve_device(device)
-    session = _Session(model, workload, vocab_size, where, blocks, loss, seed, progress or Silent())
+    formats = compressing(codecs)
+    session = _Session(model, workload, vocab_size, where, blocks, loss, formats, seed, progress or Silent())
+    if formats and loss is not None:
+        session.calibration = step_data(workload, loss, vocab_size, where, seed)
+    elif formats:
+        session.calibration = text_data(calibration or random_text(vocab_size=vocab_size, seed=seed), where)
     return session.run(token_points)
 
 
@@ -112,10 +123,13 @@ class _Session:
         device: torch.device,
         blocks: Sequence[str | nn.Module] | None,
         loss: Loss | None,
+        codecs: Sequence[Codec],
         seed: int,
         progress: Progress,
     ) -> None:
         self.model = model
+        self.codecs = codecs
+        self.calibration: CalibrationData | None = None
         self.workload = workload
         self.device = device
         self.progress = progress
@@ -130,8 +144,13 @@ class _Session:
         """Everything, in order."""
         quiet_profiler()
         workloads = scaled_workloads(self.workload, token_points)
-        self.progress.start("profiling", 2 + len(workloads) * (3 + ROUNDS))
         classes = find_classes(self.blocks, self._calls(self.first))
+        warn_of_opaque([c for c in classes if isinstance(c, OpaqueClass)], self.names)
+        # before the first step: neither optimizer state nor gradients are there, and weights are as they were given
+        names = tuple(codec.name for codec in self.codecs)
+        data = self.calibration
+        risk = calibrate(self.model, self.blocks, classes, data, names, self.progress) if data else None
+        self.progress.start("profiling", 2 + len(workloads) * (3 + ROUNDS))
         self.progress.advance("first step")
         self.first.step()
         self.progress.advance(f"{workloads[0].tokens} tokens: peak of store-everything")
@@ -145,6 +164,8 @@ class _Session:
             block_names=self.names,
             classes=tuple(c.record for c in classes),
             points=points,
+            codecs=names,
+            risk=risk,
         )
 
     def _step(self, workload: Workload, optimizer: torch.optim.Optimizer | None) -> ActorStep:
@@ -153,7 +174,7 @@ class _Session:
     def _calls(self, step: ActorStep) -> list[Call]:
         return record_calls(self.blocks, lambda: step.loss(step.model, step.batches[0]))
 
-    def _point(self, workload: Workload, classes: Sequence[CapturedClass]) -> Point:
+    def _point(self, workload: Workload, classes: Sequence[FoundClass]) -> Point:
         step = self._step(workload, self.first.optimizer)
         about = f"{workload.tokens} tokens"
         extra = self._extra_bytes(step)
@@ -165,18 +186,16 @@ class _Session:
         self.progress.advance(f"{about}: step times")
         timed = self._time(step, about)
         calls = self._calls(step)
-        measures = [measure_ops(c.graph, self.blocks[c.first], calls[c.first]) for c in classes]
-        unkept = [self._unkept_bytes(c.first, calls[c.first]) for c in classes]
+        measures = [c.measure(self.blocks[c.first], calls[c.first]) for c in classes]
+        formats = [self._formats(c, calls[c.first]) for c in classes]
         reading = self._reading(trace, classes, measures, calls)
+        working = [self._working(reading, number, calls[c.first]) for number, c in enumerate(classes)]
         self.progress.advance("next size")
         return Point(
             tokens=workload.tokens,
             batch=workload.batch,
             length=workload.prompt_tokens + workload.response_tokens,
-            classes=tuple(
-                _class_measure(m, reading.stage_working_bytes(i), reading.forward_working_bytes(i, u))
-                for i, (m, u) in enumerate(zip(measures, unkept, strict=True))
-            ),
+            classes=tuple(_class_measure(*each) for each in zip(measures, formats, working, strict=True)),
             outside=outside_of(reading, step, extra),
             store=Mode(step_seconds=timed.store, peak_bytes=base + trace.peak_bytes),
             gc=Mode(step_seconds=timed.gc, peak_bytes=gc_peak),
@@ -189,21 +208,17 @@ class _Session:
             return 0
         return max(0, start_bytes(step) - step.live_bytes())
 
-    def _record(self, step: ActorStep, classes: Sequence[CapturedClass]) -> Trace:
+    def _record(self, step: ActorStep, classes: Sequence[FoundClass]) -> Trace:
         """A recorded update under store-everything; without accumulation its first micro-batch, which is an update."""
-        stages = self._slot_stages(classes)
+        stages = {block: c.slot_stages for c in classes for block in c.record.blocks}
         with Recorder(self.device) as recorder:
-            with BlockWatch(self.blocks, stages, recorder):
+            with BlockWatch(self.blocks, [stages[index] for index in sorted(stages)], recorder):
                 for index in range(len(step.batches) if self.workload.accumulation else 1):
                     step.backward(index)
                     recorder.mark("between")
             recorder.mark("optimizer")
             step.update()
         return recorder.trace
-
-    def _slot_stages(self, classes: Sequence[CapturedClass]) -> list[list[int]]:
-        found = {b: [slot.stage for slot in c.graph.slots] for c in classes for b in c.record.blocks}
-        return [found[index] for index in range(len(self.blocks))]
 
     def _time(self, step: ActorStep, about: str) -> _Timed:
         """Medians over interleaved rounds; the recorded updates before have warmed both modes up."""
@@ -219,6 +234,15 @@ class _Session:
         added = statistics.median(slow - fast for slow, fast in zip(gc, store, strict=True))
         return _Timed(statistics.median(store), statistics.median(gc), added)
 
+    def _working(self, reading: Reading, number: int, call: Call) -> tuple[tuple[int, ...], int]:
+        """What each stage of backward, and forward, need of a class beyond the values that they have."""
+        found, stages = reading.classes[number], reading.stage_working_bytes(number)
+        unkept = self._unkept_bytes(found.first, call)
+        if isinstance(found, OpaqueClass) and found.checkpointed:
+            # store-everything never runs such a forward again, nor one that keeps nothing
+            return (max(*stages, found.rerun_working_bytes(self.blocks[found.first], call)),), unkept
+        return stages, reading.forward_working_bytes(number, unkept)
+
     def _unkept_bytes(self, index: int, call: Call) -> int:
         """The peak of a block's forward that keeps nothing."""
         args, kwargs = call.rebuild(call.tensors)
@@ -228,15 +252,16 @@ class _Session:
         del output
         return recorder.trace.peak_bytes
 
+    def _formats(self, found: FoundClass, call: Call) -> CodecMeasures:
+        """What the codecs make of a class; of one without a graph, nothing."""
+        if isinstance(found, OpaqueClass) or not self.codecs:
+            return CodecMeasures()
+        return measure_codecs(found.graph, found.record, self.blocks[found.first], call, self.codecs)
+
     def _reading(
-        self, trace: Trace, classes: Sequence[CapturedClass], measures: Sequence[OpMeasures], calls: Sequence[Call]
+        self, trace: Trace, classes: Sequence[FoundClass], measures: Sequence[OpMeasures], calls: Sequence[Call]
     ) -> Reading:
-        number = next(i for i, c in enumerate(classes) if 0 in c.record.blocks)
-        places = [
-            value.place
-            for value, written in zip(classes[number].graph.values, classes[number].record.values, strict=True)
-            if value.kind == "input" and not written.shared and value.place is not None
-        ]
+        places = next(c.own_inputs for c in classes if 0 in c.record.blocks)
         return Reading(
             trace=trace,
             classes=classes,
@@ -246,33 +271,18 @@ class _Session:
             accumulation=self.workload.accumulation,
         )
 
-    def _scale(self, timed: _Timed, classes: Sequence[CapturedClass], measures: Sequence[OpMeasures]) -> float:
+    def _scale(self, timed: _Timed, classes: Sequence[FoundClass], measures: Sequence[OpMeasures]) -> float:
         """What a second of recomputation costs within a step, from what checkpointing adds to it."""
         alone = sum(
-            len(c.record.blocks) * sum(m.op_seconds[op] for op in reran_ops(c.graph))
-            for c, m in zip(classes, measures, strict=True)
+            len(c.record.blocks) * c.rerun_seconds(measured) for c, measured in zip(classes, measures, strict=True)
         )
         if alone <= 0:
             return 1.0
-        return _bounded(timed.added / (self.workload.micro_batches * alone))
+        return bounded(timed.added / (self.workload.micro_batches * alone))
 
 
-def _bounded(scale: float) -> float:
-    """The scale where it is sane, else the nearest bound; 1 where checkpointing seems to cost nothing at all."""
-    low, high = SANE_SCALE
-    if low <= scale <= high:
-        return scale
-    taken = 1.0 if scale <= 0 else min(max(scale, low), high)
-    warnings.warn(
-        f"checkpointing adds {scale:.2f} times the seconds of the ops that it runs again; "
-        f"taken as {taken:.1f}: step times are noisy, or the model is too small to measure",
-        NoisyMeasurementWarning,
-        stacklevel=2,
-    )
-    return taken
-
-
-def _class_measure(measures: OpMeasures, stages: tuple[int, ...], forward: int) -> ClassMeasure:
+def _class_measure(measures: OpMeasures, formats: CodecMeasures, working: tuple[tuple[int, ...], int]) -> ClassMeasure:
+    stages, forward = working
     return ClassMeasure(
         value_bytes=measures.value_bytes,
         op_seconds=measures.op_seconds,
@@ -280,14 +290,6 @@ def _class_measure(measures: OpMeasures, stages: tuple[int, ...], forward: int) 
         narrow_seconds=measures.narrow_seconds,
         stage_working_bytes=stages,
         forward_working_bytes=forward,
-    )
-
-
-def describe_model(model: nn.Module) -> Model:
-    """The model's class and sizes."""
-    parameters = list(model.parameters())
-    return Model(
-        name=type(model).__name__,
-        parameters=sum(p.numel() for p in parameters),
-        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        codec_bytes=formats.bytes,
+        codec_seconds=formats.seconds,
     )

@@ -6,7 +6,8 @@ response tokens of the update, divided by their number. The data are on-policy, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ _LEARNING_RATE = 1e-6
 class Enterable(Protocol):
     """What `ActorStep` needs of a runtime."""
 
-    def microbatch(self, *, tokens: int | None = None) -> AbstractContextManager[object]:
+    def microbatch(self, *, tokens: int | None = None, exposure: float | None = None) -> AbstractContextManager[object]:
         """Selects the plan's entry for one micro-batch."""
 
 
@@ -49,6 +50,12 @@ class MicroBatch:
     def targets(self) -> torch.Tensor:
         """The response tokens, `[batch, response]`."""
         return self.ids[:, self.first :]
+
+    @property
+    def exposure(self) -> float:
+        """The L2 norm of the coefficients `-A / N`, one for each response token: the ratio is 1."""
+        square = float(self.advantages.double().square().sum()) * self.targets.shape[1]
+        return math.sqrt(square) / max(self.update_tokens, 1)
 
 
 Loss = Callable[[nn.Module, MicroBatch], torch.Tensor]
@@ -120,6 +127,13 @@ def full_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
     return grpo_loss(full_log_probs(logits, batch.targets), batch)
 
 
+def relative_exposures(batches: Sequence[MicroBatch]) -> list[float]:
+    """The exposures of micro-batches in units of their mean."""
+    absolute = [batch.exposure for batch in batches]
+    mean = sum(absolute) / len(absolute)
+    return [value / mean if mean > 0 else 0.0 for value in absolute]
+
+
 class ActorStep:
     """One actor update of a model, ready to be repeated.
 
@@ -148,6 +162,7 @@ class ActorStep:
         self.workload = workload
         self.device = device
         self.batches = make_micro_batches(workload, vocab_size=vocab_size, device=device, seed=seed)
+        self.exposures = relative_exposures(self.batches)
         self.loss: Loss = loss or {"fused": fused_loss, "full": full_loss}[workload.head]
         self.trainable = [p for p in model.parameters() if p.requires_grad]
         if not self.trainable:
@@ -173,14 +188,16 @@ class ActorStep:
 
     def backward(self, index: int = 0, runtime: Enterable | None = None) -> torch.Tensor:
         """Forward and backward of one micro-batch; returns the loss."""
-        with self.entering(runtime):
+        with self.entering(runtime, index):
             loss = self.loss(self.model, self.batches[index])
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def entering(self, runtime: Enterable | None) -> AbstractContextManager[object]:
+    def entering(self, runtime: Enterable | None, index: int) -> AbstractContextManager[object]:
         """The runtime's context for one micro-batch, if there is a runtime."""
-        return nullcontext() if runtime is None else runtime.microbatch(tokens=self.workload.tokens)
+        if runtime is None:
+            return nullcontext()
+        return runtime.microbatch(tokens=self.workload.tokens, exposure=self.exposures[index])
 
     def update(self) -> None:
         """Clipping and the optimizer's step."""

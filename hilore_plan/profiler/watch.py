@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import repeat
 from types import TracebackType
 from typing import Any
 
@@ -30,7 +31,8 @@ class BlockWatch:
 
     Args:
         blocks: the model's blocks in order.
-        slot_stages: for each block the stage of each of its slots, in the order of saving.
+        slot_stages: for each block the stage of each of its slots, in the order of saving; empty: they are all of
+            stage 0, however many there are.
         recorder: where the markers go.
     """
 
@@ -81,12 +83,12 @@ class BlockWatch:
     def _slots_of(self, index: int) -> saved_tensors_hooks:
         """Hooks that keep what is saved as it is, and tell when a stage's first slot is asked for."""
         stages = self._slot_stages[index]
-        count = iter(range(len(stages)))
+        following = iter(stages) if stages else repeat(0)
         begun = {0}
 
         def pack(tensor: torch.Tensor) -> Packed:
             # detached, or an output that was saved would keep its own graph alive
-            return tensor.detach(), stages[next(count)], begun
+            return tensor.detach(), next(following), begun
 
         def unpack(packed: Packed) -> torch.Tensor:
             tensor, stage, seen = packed

@@ -86,8 +86,8 @@ class Entry(Record):
 
     Exposures are relative to their mean; `exposure_up_to` is None for the highest bucket. `frequency` is the part of
     the calibrated micro-batches that fall into this exposure bucket, `weight` their part of the squared exposure:
-    the error of a step is the root of the sum of `weight * error^2`. `store` and `gc` are what the two plain modes cost at the bucket's
-    upper edge; `measured` is there once the plan was run.
+    the error of a step is the root of the sum of `weight * error^2`. `store` and `gc` are what the two plain modes cost
+    at the bucket's upper edge; `measured` is there once the plan was run.
     """
 
     tokens_up_to: int = Field(ge=1)

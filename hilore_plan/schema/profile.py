@@ -80,8 +80,8 @@ class ClassMeasure(Record):
     narrow_seconds: tuple[float, ...]
     stage_working_bytes: tuple[int, ...]
     forward_working_bytes: int
-    codec_bytes: dict[str, tuple[int, ...]] = {}
-    codec_seconds: dict[str, tuple[float, ...]] = {}
+    codec_bytes: dict[str, tuple[int, ...]] = Field(default={})
+    codec_seconds: dict[str, tuple[float, ...]] = Field(default={})
 
 
 class Outside(Record):

@@ -44,7 +44,7 @@ class Machine:
     def warm(self) -> None:
         pass
 
-    def peak_bytes(self) -> int:
+    def peak_bytes_in(self, exposure_up_to: float | None) -> int:
         return type(self).measure(self.raw())
 
     def raw(self) -> int:

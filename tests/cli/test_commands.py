@@ -43,6 +43,9 @@ def test_profile_writes_its_file_and_says_what_is_next(hilore: Run, tmp_path: Pa
             "head": "full",
             "accumulation": False,
             "token_points": 4,
+            "codecs": (),
+            "calibration_microbatches": 16,
+            "rollouts": None,
         }
     ]
 
@@ -156,15 +159,32 @@ def test_apply_passes_the_command_and_its_exit_code(
 ) -> None:
     done = hilore("apply", plan_file, "--report", tmp_path / "r.json", "--", "python", "train.py", "--steps", "3")
     assert done.code == 7
-    assert calls == [{"command": ["python", "train.py", "--steps", "3"], "report_path": tmp_path / "r.json"}]
+    command = ["python", "train.py", "--steps", "3"]
+    assert calls == [{"command": command, "report_path": tmp_path / "r.json", "check_every": 0}]
+
+
+def test_apply_passes_on_how_often_to_check(hilore: Run, plan_file: Path, calls: stand_ins.Calls) -> None:
+    assert hilore("apply", plan_file, "--check-every", 20, "--", "python").code == 7
+    assert calls[0]["check_every"] == 20
 
 
 def test_bench_writes_its_file(hilore: Run, plan_file: Path, tmp_path: Path, calls: stand_ins.Calls) -> None:
     done = hilore("bench", plan_file, "--against", "gc, store", "--pairs", 3, "--json", tmp_path / "b.json")
     assert done.code == 0, done.err
-    assert calls == [{"against": ["gc", "store"], "pairs": 3}]
+    assert calls == [{"against": ["gc", "store"], "pairs": 3, "profile": None}]
     assert io.load_bench(tmp_path / "b.json") == samples.bench()
     assert "tokens/s" in done.out
+
+
+def test_bench_takes_plans_made_from_a_profile(
+    hilore: Run, plan_file: Path, profile_file: Path, calls: stand_ins.Calls
+) -> None:
+    done = hilore("bench", plan_file, "--against", "greedy", "--profile", profile_file)
+    assert done.code == 0, done.err
+    assert calls == [{"against": ["greedy"], "pairs": 7, "profile": io.load_profile(profile_file)}]
+    without = hilore("bench", plan_file, "--against", "gc,greedy")
+    assert without.code == 2
+    assert "--profile FILE" in without.err
 
 
 def test_progress_is_not_in_what_can_be_piped(hilore: Run, profile_file: Path, tmp_path: Path) -> None:

@@ -9,10 +9,24 @@ from pathlib import Path
 import pytest
 import samples
 
-from hilore_plan.cli import rows, ui
+from hilore_plan.cli import risk_rows, rows, ui
 from hilore_plan.cli.tables import Column, Table, fitted
+from hilore_plan.planner.sweep import FrontierPoint
+from hilore_plan.schema.plan import Plan
 
 GOLDEN = Path(__file__).parent / "golden"
+FRONTIER = (
+    FrontierPoint("0.9x-gc", 400 * samples.MIB, "0.015"),
+    FrontierPoint("1.1x-gc", 440 * samples.MIB, "0", 1.123, 1.166, 438 * samples.MIB, 0.0, 0.0, "memory"),
+    FrontierPoint("1.1x-gc", 440 * samples.MIB, "0.3x-noise", 1.041, 1.258, 439 * samples.MIB, 0.0149, 812.5, "risk"),
+)
+
+
+def _unmeasured(plan: Plan) -> Plan:
+    entries = tuple(entry.model_copy(update={"measured": None}) for entry in plan.entries)
+    return plan.model_copy(update={"entries": entries})
+
+
 TABLES: dict[str, Callable[[], list[Table]]] = {
     "profile": lambda: [
         rows.profile_steps(samples.profile()),
@@ -23,6 +37,16 @@ TABLES: dict[str, Callable[[], list[Table]]] = {
     "plan_not_measured": lambda: [rows.plan_entries(samples.plan(measured=False))],
     "plan_units": lambda: rows.plan_units(samples.plan(), samples.plan().entries[1], samples.profile()),
     "plan_units_alone": lambda: rows.plan_units(samples.plan(), samples.plan().entries[1], None),
+    "calibrated": lambda: [
+        rows.profile_units(samples.calibrated_profile(), 0),
+        risk_rows.profile_codecs(samples.calibrated_profile(), 0),
+    ],
+    "compressing": lambda: [rows.plan_entries(samples.compressing_plan())],
+    "compressing_not_measured": lambda: [rows.plan_entries(_unmeasured(samples.compressing_plan()))],
+    "compressing_units": lambda: rows.plan_units(
+        samples.compressing_plan(), samples.compressing_plan().entries[1], samples.calibrated_profile()
+    ),
+    "frontier": lambda: [risk_rows.frontier(FRONTIER, "a workload")],
     "bench": lambda: [rows.bench_modes(samples.bench())],
 }
 

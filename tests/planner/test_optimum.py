@@ -30,7 +30,7 @@ UNITS = 6  # three actions each: at most a few hundred patterns per class
 def all_columns(view: View, index: int) -> list[Column]:
     cls = view.classes[index]
     choices: list[tuple[Action, ...]] = [
-        ("store", "recompute", "cast") if unit in cls.castable else ("store", "recompute") for unit in cls.units
+        ("store", "recompute", *(form.action for form in cls.forms[unit])) for unit in cls.units
     ]
     columns = [try_column(view, index, pattern) for pattern in itertools.product(*choices)]
     return pareto([found for found in columns if found is not None])

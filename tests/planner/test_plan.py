@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from planner.recorder import Recorder
 from strategies import Graph, llama_profile, outside, profile_of
 
 from hilore_plan.errors import InfeasibleBudgetError, UsageError
@@ -213,22 +214,6 @@ def test_token_edges() -> None:
     assert token_edges(5, 1) == (5,)
 
 
-class Recorder:
-    """A progress that remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def start(self, title: str, total: int) -> None:
-        self.told.append(f"{title} {total}")
-
-    def advance(self, detail: str = "") -> None:
-        self.told.append(detail)
-
-    def finish(self) -> None:
-        self.told.append("done")
-
-
 def test_progress_is_told_of_every_entry() -> None:
     progress = Recorder()
     solve_plan(llama_profile(blocks=2), budget="3x-gc", token_buckets=2, progress=progress)
@@ -252,3 +237,59 @@ def test_planning_needs_no_torch_and_leaves_stdout_alone() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
+
+
+def opaque(repeatable: bool) -> Graph:
+    """A block that cannot be captured, as the profiler describes it: one op, with an output that is no unit."""
+    graph = Graph()
+    x = graph.input("input.x", 10, keepable=True)
+    weight = graph.input("weight", kind="parameter")
+    graph.op("forward", [x, weight], 70, 3.0, 0, recomputable=repeatable, keepable=False)  # type: ignore[arg-type]
+    return graph
+
+
+@pytest.mark.parametrize("budget", ["80B", "1000B"])
+def test_a_block_without_a_graph_is_checkpointed_whatever_the_budget(budget: str) -> None:
+    plan = solve_plan(one_block(opaque(repeatable=True), 1), budget=budget)
+    assert actions_of(plan) == {"input.x": "store"}
+    predicted = plan.entries[0].predicted
+    assert predicted.peak_bytes == 10 + 70
+    assert predicted.recompute_seconds == pytest.approx(2 * 3.0)
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        solve_plan(one_block(opaque(repeatable=True), 1), budget="79B")
+    assert caught.value.least_bytes == 80
+
+
+def test_a_block_without_a_graph_that_must_not_run_twice_is_stored() -> None:
+    plan = solve_plan(one_block(opaque(repeatable=False), 1), budget="80B")
+    predicted = plan.entries[0].predicted
+    assert predicted.recompute_seconds == 0
+    assert predicted.peak_bytes == 70
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        solve_plan(one_block(opaque(repeatable=False), 1), budget="69B")
+    assert caught.value.least_bytes == 70
+
+
+@pytest.mark.parametrize("blocks", [3, 12])
+def test_blocks_without_a_graph_leave_the_rest_of_the_room_to_the_others(blocks: int) -> None:
+    """A few blocks are solved as a whole, more of them by patterns; one class among them has nothing to decide."""
+    usual, whole = Graph(), opaque(repeatable=True)
+    x = usual.input("x", 10, keepable=True)
+    usual.op("y", [x], 40, 1.0, 0)
+    for number in range(8):
+        usual.op(f"z{number}", [x], 5, 0.1 * (number + 1), 0)
+    classes = [usual.block_class("Usual", range(blocks), 1), whole.block_class("Whole", [blocks], 1)]
+    around = outside(blocks + 1)
+    point = (
+        one_block(usual, 1)
+        .points[0]
+        .model_copy(update={"classes": (usual.measure(1, 1), whole.measure(1, 1)), "outside": around})
+    )
+    profile = profile_of(classes, [point])
+    everything = solve_plan(profile, budget="9000B").entries[0]
+    assert everything.predicted.recompute_seconds == pytest.approx(2 * 3.0)
+    assert everything.predicted.peak_bytes == 80 * (blocks + 1)
+    tight = solve_plan(profile, budget=f"{60 * (blocks + 1)}B")
+    assert actions_of(tight, block=blocks) == {"input.x": "store"}
+    assert tight.entries[0].predicted.peak_bytes <= 60 * (blocks + 1)
+    assert tight.entries[0].predicted.recompute_seconds > 2 * 3.0

@@ -84,7 +84,7 @@ def test_cast_keeps_the_narrow_bytes_and_widens_while_needed() -> None:
     # x is needed by nothing, yet it is there until backward of its block begins
     assert (points["backward:0:0"].kept, points["backward:0:0"].rebuilt) == (kept, 80)
     assert (points["backward:0:1"].kept, points["backward:0:1"].rebuilt) == (40, 0)
-    seconds = view.classes[0].narrow_seconds[2]
+    seconds = view.classes[0].forms[2][0].seconds
     assert seconds > 0
     assert simulate(view, actions).recompute_seconds == pytest.approx(3 * 2 * seconds)
 

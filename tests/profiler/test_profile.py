@@ -18,7 +18,8 @@ from hilore_plan.profiler.calls import record_calls, shared_storages, storage_of
 from hilore_plan.profiler.classes import find_classes
 from hilore_plan.profiler.ops import measure_ops, reran_ops
 from hilore_plan.profiler.outside import stored_bytes
-from hilore_plan.profiler.profile import NoisyMeasurementWarning, profile_module, scaled_workloads
+from hilore_plan.profiler.profile import profile_module, scaled_workloads
+from hilore_plan.profiler.recompute_scale import SANE_SCALE, NoisyMeasurementWarning, bounded
 from hilore_plan.profiler.step import ActorStep
 from hilore_plan.schema.io import load_profile, save
 from hilore_plan.schema.plan import Action
@@ -26,7 +27,7 @@ from hilore_plan.schema.profile import Profile
 from hilore_plan.schema.record import Workload
 
 CPU = torch.device("cpu")
-noisy = pytest.mark.filterwarnings("ignore::hilore_plan.profiler.profile.NoisyMeasurementWarning")
+noisy = pytest.mark.filterwarnings("ignore::hilore_plan.profiler.recompute_scale.NoisyMeasurementWarning")
 
 
 def workload(source: str = "builtin:tiny-llama", **changes: object) -> Workload:
@@ -167,13 +168,13 @@ def test_scaled_workloads_ascend_to_the_whole(prompt_tokens: int, response_token
 
 
 def test_a_scale_out_of_bounds_is_bounded_with_a_warning() -> None:
-    assert profile_file._bounded(1.3) == 1.3
+    assert bounded(1.3) == 1.3
     with pytest.warns(NoisyMeasurementWarning, match="noisy"):
-        assert profile_file._bounded(0.1) == profile_file.SANE_SCALE[0]
+        assert bounded(0.1) == SANE_SCALE[0]
     with pytest.warns(NoisyMeasurementWarning, match="noisy"):
-        assert profile_file._bounded(-0.4) == 1.0
+        assert bounded(-0.4) == 1.0
     with pytest.warns(NoisyMeasurementWarning, match="noisy"):
-        assert profile_file._bounded(50.0) == profile_file.SANE_SCALE[1]
+        assert bounded(50.0) == SANE_SCALE[1]
 
 
 def test_bad_arguments() -> None:

@@ -110,13 +110,32 @@ PROFILES = {
         "block_gradient_bytes",
     ),
 }
-CASES = [
-    *(
-        (make, name, *case)
-        for make, cases in ((samples.plan, PLANS), (samples.profile, PROFILES))
-        for name, case in cases.items()
-    )
-]
+CALIBRATED = {
+    "unit that is not there": (_set("risk", "units", 0, 0, "unit", value="mlp.up_proj"), "risk.units[0][0].unit"),
+    "codec that is not there": (_set("risk", "units", 0, 1, "codec", value="int3"), "risk.units[0][1].codec"),
+    "risk of other blocks": (_set("risk", "units", 0, 0, "local", value=[1e-6]), "risk.units[0][0].local"),
+    "risk twice": (_set("risk", "units", 0, 1, "unit", value="mlp.gate_proj"), "second time"),
+    "risk of other classes": (_set("risk", "units", value=[]), "risk.units has 0"),
+    "negative risk": (_set("risk", "units", 0, 0, "propagated", 1, value=-1e-9), "negative"),
+    "no exposures": (_set("risk", "exposures", "values", value=[]), "risk.exposures.values"),
+    "too few bytes in a codec": (_set("points", 0, "classes", 0, "codec_bytes", "int8", value=[1]), "codec_bytes.int8"),
+    "negative bytes in a codec": (_set("points", 0, "classes", 0, "codec_bytes", "int8", 4, value=-1), "int8[4]"),
+    "codec without seconds": (_set("points", 0, "classes", 0, "codec_seconds", value={}), "codec_seconds"),
+    "exact input that is none": (_set("classes", 0, "ops", 1, "exact_inputs", value=[0]), "exact_inputs"),
+}
+COMPRESSING = {
+    "action without a codec": (_set("entries", 0, "groups", 0, "actions", "mlp.gate_proj", value="compress:"), "gate"),
+    "exposures that descend": (_set("entries", 1, "exposure_up_to", value=0.0), "ascending"),
+    "more often than always": (_set("entries", 1, "frequency", value=1.5), "frequency"),
+    "negative price": (_set("risk", "price", value=-1.0), "risk.price"),
+}
+SAMPLES = (
+    (samples.plan, PLANS),
+    (samples.profile, PROFILES),
+    (samples.calibrated_profile, CALIBRATED),
+    (samples.compressing_plan, COMPRESSING),
+)
+CASES = [*((make, name, *case) for make, cases in SAMPLES for name, case in cases.items())]
 
 
 @pytest.mark.parametrize(("make", "name", "edit", "expected"), CASES, ids=[f"{c[0].__name__}-{c[1]}" for c in CASES])

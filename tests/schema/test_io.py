@@ -14,6 +14,7 @@ import samples
 
 from hilore_plan.errors import FileError
 from hilore_plan.schema import io
+from hilore_plan.schema.plan import REVISION as PLAN_REVISION
 from hilore_plan.schema.record import Record
 from hilore_plan.schema.text import document_text
 from hilore_plan.schema.upgrade import upgraded
@@ -23,7 +24,10 @@ KINDS: dict[str, tuple[Callable[[], Record], Callable[[Path], Record]]] = {
     "profile": (samples.profile, io.load_profile),
     "plan": (samples.plan, io.load_plan),
     "bench": (samples.bench, io.load_bench),
+    "calibrated profile": (samples.calibrated_profile, io.load_profile),
+    "compressing plan": (samples.compressing_plan, io.load_plan),
 }
+NAMES = ("profile", "plan", "bench")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,10 +43,21 @@ def test_every_old_file_can_still_be_read(path: Path) -> None:
     assert io.load_document(path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_there_is_an_old_file_of_every_version(kind: str) -> None:
-    current = io.KINDS[f"hilore.{kind}"].version
-    assert all((DATA / f"{kind}-{version}.json").exists() for version in range(1, current + 1))
+@pytest.mark.parametrize("kind", NAMES)
+def test_there_is_an_old_file_of_every_version_and_revision(kind: str) -> None:
+    current = io.KINDS[f"hilore.{kind}"]
+    assert all((DATA / f"{kind}-{version}.json").exists() for version in range(1, current.version + 1))
+    later = range(2, current.revision + 1)
+    assert all((DATA / f"{kind}-{current.version}.{revision}.json").exists() for revision in later)
+
+
+def test_what_an_older_revision_does_not_say_is_as_it_was() -> None:
+    plan, profile = io.load_plan(DATA / "plan-1.json"), io.load_profile(DATA / "profile-1.json")
+    assert (plan.revision, plan.risk) == (1, None)
+    assert {(entry.exposure_up_to, entry.frequency, entry.weight) for entry in plan.entries} == {(None, 1.0, 1.0)}
+    assert {(entry.predicted.error, entry.predicted.compressed_share) for entry in plan.entries} == {(0.0, 0.0)}
+    assert (profile.revision, profile.codecs, profile.risk) == (1, (), None)
+    assert not any(op.exact_inputs for cls in profile.classes for op in cls.ops)
 
 
 def test_the_same_document_is_the_same_text(tmp_path: Path) -> None:
@@ -137,7 +152,7 @@ def test_an_unknown_schema_is_refused(schema: object, tmp_path: Path) -> None:
     assert "hilore.plan/1" in caught.value.hint
 
 
-@pytest.mark.parametrize("revision", [0, 1])
+@pytest.mark.parametrize("revision", [0, 1, PLAN_REVISION])
 def test_an_unknown_field_of_our_revision_or_older_is_an_error(revision: int, tmp_path: Path) -> None:
     path = _edited(tmp_path, samples.plan, lambda data: data.update(revision=revision, colour="red"))
     with pytest.raises(FileError, match="at colour: unknown field"):
@@ -146,7 +161,7 @@ def test_an_unknown_field_of_our_revision_or_older_is_an_error(revision: int, tm
 
 def test_unknown_fields_of_a_newer_revision_are_one_warning(tmp_path: Path) -> None:
     def edit(data: dict[str, Any]) -> None:
-        data.update(revision=2, colour="red")
+        data.update(revision=PLAN_REVISION + 1, colour="red")
         data["entries"][1]["predicted"]["joules"] = 3
 
     path = _edited(tmp_path, samples.plan, edit)
@@ -158,7 +173,9 @@ def test_unknown_fields_of_a_newer_revision_are_one_warning(tmp_path: Path) -> N
 
 
 def test_a_newer_revision_does_not_excuse_other_faults(tmp_path: Path) -> None:
-    path = _edited(tmp_path, samples.plan, lambda data: data.update(revision=2, colour="red", created=5))
+    path = _edited(
+        tmp_path, samples.plan, lambda data: data.update(revision=PLAN_REVISION + 1, colour="red", created=5)
+    )
     with pytest.warns(io.NewerRevisionWarning), pytest.raises(FileError, match="at created"):
         io.load_plan(path)
 

@@ -1,0 +1,84 @@
+"""The gradient error of a complete step under a plan, beside what the plan promised and the runtime expected.
+
+Run `python benchmarks/step_error.py PLAN [--micro-batches 16] [--seed 1]` with a plan that compresses. The step's
+micro-batches are rollouts that the calibration has not seen: another seed of prompts, completions and rewards. Compute
+is fp32. Ends with code 1 if the error is above the plan's limit, or not within a factor of 1.5 of what was expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from hilore_plan.integrations.builtin_models import build
+from hilore_plan.integrations.calibration_text import calibration_text
+from hilore_plan.profiler.batches import CalibrationBatch, text_data
+from hilore_plan.runtime.attach import Runtime, apply
+from hilore_plan.schema.io import load_plan
+
+FACTOR = 1.5
+Gradients = list[torch.Tensor]
+
+
+def step_gradients(
+    model: nn.Module, batches: Sequence[CalibrationBatch], exposures: Sequence[float], runtime: Runtime | None
+) -> Gradients:
+    """The accumulated gradients of one step."""
+    model.zero_grad(set_to_none=True)
+    for batch, exposure in zip(batches, exposures, strict=True):
+        if runtime is None:
+            batch.loss(model).backward()  # type: ignore[no-untyped-call]
+            continue
+        with runtime.microbatch(exposure=exposure):
+            loss = batch.loss(model)
+        loss.backward()  # type: ignore[no-untyped-call]
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def relative_error(mine: Gradients, exact: Gradients) -> float:
+    """`|mine - exact| / |exact|`."""
+    difference = sum(float((a - b).double().square().sum()) for a, b in zip(mine, exact, strict=True))
+    return float((difference / sum(float(b.double().square().sum()) for b in exact)) ** 0.5)
+
+
+def main() -> int:
+    """Measures, prints, judges."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plan")
+    parser.add_argument("--micro-batches", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    plan = load_plan(options.plan)
+    if plan.risk is None:
+        print("the plan compresses nothing: its gradients are exact")
+        return 0
+    loaded = build(plan.workload.source, dtype="float32", attention=plan.workload.attention)
+    text = calibration_text(loaded, options.micro_batches, seed=options.seed)
+    batches = text_data(text, torch.device("cpu")).batches
+    mean = sum(batch.exposure for batch in batches) / len(batches)
+    exposures = [batch.exposure / mean for batch in batches]
+    model = loaded.model.train()
+    with apply(model, plan) as runtime:
+        step_gradients(
+            model, batches[:1], exposures[:1], runtime
+        )  # the first frames are kept whole until they are trusted
+        runtime.meter.square = runtime.meter.error_square = 0.0
+        mine = step_gradients(model, batches, exposures, runtime)
+        report = runtime.report()
+    error = relative_error(mine, step_gradients(model, batches, exposures, None))
+    expected = report.expected_error
+    print(text.source)
+    print(f"exposures {', '.join(f'{exposure:.2f}' for exposure in exposures)}")
+    print(f"error {error:.5f}, expected {expected:.5f}, limit {plan.risk.limit:.5f}")
+    print(report)
+    return int(error > plan.risk.limit or not 1 / FACTOR <= error / max(expected, 1e-12) <= FACTOR)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

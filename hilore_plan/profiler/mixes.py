@@ -1,0 +1,160 @@
+"""Random sets of compressed units in the whole model: the error that is predicted for them, and the measured one."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+
+from hilore_plan.profiler.batches import CalibrationBatch
+from hilore_plan.profiler.calibrated import CalibratedClass, Pair
+from hilore_plan.profiler.error import Parts, Recorded
+from hilore_plan.profiler.sketch import Sketch
+from hilore_plan.profiler.tape import Tape
+
+# relative errors that mixes aim at
+LOWEST, HIGHEST = 0.004, 0.08
+Chosen = Mapping[int, Sequence[Pair]]
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Squared error per squared exposure that one pair causes in one block: see `error`."""
+
+    local: float
+    propagated: float
+
+    def damped(self, damping: float) -> float:
+        """What it comes to in the model's gradient."""
+        return self.local + damping * self.propagated
+
+
+@dataclass(frozen=True)
+class Joint:
+    """What one mix does to a step: squared exposures of its micro-batches, squared gradient, squared error of it."""
+
+    exposures: float
+    gradient: float
+    error: float
+
+    @property
+    def relative(self) -> float:
+        """The error relative to the gradient."""
+        return math.sqrt(self.error / self.gradient)
+
+
+Slopes = Mapping[tuple[int, Pair], Slope]
+
+
+def draw_mixes(slopes: Slopes, scale: float, damping: float, count: int, seed: int) -> list[Chosen]:
+    """Mixes of pairs whose predicted errors are spread evenly, in logarithms, between the lowest and the highest.
+
+    Args:
+        slopes: what a block and pair cause.
+        scale: squared exposures over squared gradient of a step: makes errors relative.
+        damping: see `schema.profile.Risk`.
+        count: how many mixes.
+        seed: of the random choices.
+    """
+    choose = random.Random(seed)  # noqa: S311 - which units are tested together is no secret
+    steps = [(number + 0.5) / count for number in range(count)]
+    targets = [LOWEST * (HIGHEST / LOWEST) ** step for step in steps]
+    return [_draw(slopes, (target**2) / scale, damping, choose) for target in targets]
+
+
+def _draw(slopes: Slopes, target: float, damping: float, choose: random.Random) -> Chosen:
+    """Units of blocks in random order, each with a random codec, as long as they leave the target in reach."""
+    order = list(slopes)
+    choose.shuffle(order)
+    total, used, chosen = 0.0, set(), {}  # type: ignore[var-annotated]
+    for block, pair in order:
+        more = slopes[block, pair].damped(damping)
+        if (block, pair.unit) not in used and total + more <= target:
+            total += more
+            used.add((block, pair.unit))
+            chosen.setdefault(block, []).append(pair)
+    return chosen
+
+
+def predicted_squares(slopes: Slopes, chosen: Chosen, damping: float) -> float:
+    """Squared error per squared exposure of a mix."""
+    return sum(slopes[block, pair].damped(damping) for block, pairs in chosen.items() for pair in pairs)
+
+
+def fit_damping(slopes: Slopes, mixes: Sequence[Chosen], joints: Sequence[Joint]) -> float:
+    """The one factor on what is propagated that predicts the joint errors best.
+
+    The logarithms of predicted over measured squares sum up to zero; they grow with the factor, so it is bisected for.
+    Where no mix causes any error there is nothing to fit, and errors are taken to go down undamped.
+    """
+    known = [(mix, joint) for mix, joint in zip(mixes, joints, strict=True) if mix and joint.error > 0]
+    if not known:
+        return 1.0
+
+    def excess(damping: float) -> float:
+        squares = ((predicted_squares(slopes, mix, damping) * joint.exposures, joint.error) for mix, joint in known)
+        return sum(math.log(max(predicted, 1e-300) / measured) for predicted, measured in squares)
+
+    low, high = 0.0, 4.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    return (low + high) / 2
+
+
+class JointRuns:
+    """Backward through the whole model with sets of units compressed.
+
+    Args:
+        model: within `in_fp32`.
+        parts: its parameters and blocks.
+        tapes: of the blocks, within `taped`.
+        class_of: the class of each block; None where nothing is known of it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parts: Parts,
+        tapes: Sequence[Tape],
+        class_of: Sequence[CalibratedClass | None],
+    ) -> None:
+        self.model = model
+        self.parts = parts
+        self.tapes = tapes
+        self.class_of = class_of
+
+    def measure(
+        self, batches: Sequence[CalibrationBatch], mixes: Sequence[Chosen], done: Callable[[], object]
+    ) -> list[Joint]:
+        """What each mix does to the step that `batches` make up together; calls `done` after every micro-batch."""
+        count = len(self.parts.everything)
+        exact, approximate = Sketch(count), [Sketch(count) for _ in mixes]
+        exposures = 0.0
+        for batch in batches:
+            recorded = Recorded(self.model, self.parts, self.tapes, batch)
+            exposures += batch.exposure**2
+            exact.add(recorded.whole())
+            for mix, sketch in zip(mixes, approximate, strict=True):
+                with self.compressed(mix):
+                    sketch.add(recorded.whole())
+            del recorded  # else its graph would be live beside the next one
+            done()
+        return [Joint(exposures, exact.squared(), sketch.squared_distance(exact)) for sketch in approximate]
+
+    @contextmanager
+    def compressed(self, mix: Chosen) -> Iterator[None]:
+        """Backward sees these units of the recorded forward in their codecs while the context lasts."""
+        try:
+            for block, pairs in mix.items():
+                found = self.class_of[block]
+                assert found is not None
+                self.tapes[block].replaced = found.replaced(self.parts.blocks[block], self.tapes[block], pairs)
+            yield
+        finally:
+            for tape in self.tapes:
+                tape.replaced = {}
