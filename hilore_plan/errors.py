@@ -65,3 +65,9 @@ class RecoveryError(HiloreError):
     """A saved tensor that cannot be given back as it was: changed in place, or rebuilt differently."""
 
     exit_code = 1
+
+
+class ProcessError(HiloreError):
+    """A process that measures came to an end by itself."""
+
+    exit_code = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -59,7 +60,8 @@ class ModeProcess:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # what a process that died has not read is written once more here
+                    stream.close()
 
     def save_gradient(self, path: Path) -> None:
         """Writes the gradient of the first micro-batch at the initial weights."""
@@ -96,18 +98,22 @@ class ModeProcess:
         with suppress(BrokenPipeError):  # a process that died answers with nothing, and that is said below
             stdin.write(json.dumps({"do": what, **arguments}) + "\n")
             stdin.flush()
-        answer = _parsed(stdout.readline(), self.mode, what)
+        line = stdout.readline()
+        if not line:
+            raise _ended(self.mode, what, self._process.wait())
+        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             kind = getattr(errors, answer["error"], errors.HiloreError)
             raise kind(answer["message"], answer["hint"])
         return answer
 
 
-def _parsed(line: str, mode: str, what: str) -> dict[str, Any]:
-    if not line:
-        raise RuntimeError(f"the process of mode {mode!r} ended when it was asked to {what!r}: see its message above")
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+def _ended(mode: str, what: str, code: int) -> errors.ProcessError:
+    if code == -signal.SIGKILL:
+        how, hint = "was killed", "memory may have run out: compare fewer modes at once with --against"
+    else:
+        how, hint = f"ended with code {code}", "its own message stands above"
+    return errors.ProcessError(f"the process of mode {mode!r} {how} when it was asked to {what!r}", hint)
 
 
 def _environment() -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 
 from hilore_plan.bench.pairs import refuse_wrong, run_bench
 from hilore_plan.bench.process import ModeProcess
-from hilore_plan.errors import RecoveryError, UsageError
+from hilore_plan.errors import ProcessError, RecoveryError, UsageError
 from hilore_plan.integrations.profile_source import profile_model
 from hilore_plan.planner.plan import solve_plan
 from hilore_plan.profiler import profile as profile_file
@@ -61,3 +61,12 @@ def test_an_error_in_a_process_is_raised_here(plan: Plan) -> None:
     wrong = plan.workload.model_copy(update={"source": "builtin:nothing"})
     with pytest.raises(UsageError, match="nothing"):
         ModeProcess("gc", wrong, "cpu")
+
+
+def test_a_process_that_is_killed_is_an_error_that_says_so(plan: Plan) -> None:
+    with ModeProcess("gc", plan.workload, "cpu") as process:
+        process._process.kill()
+        process._process.wait()
+        with pytest.raises(ProcessError, match="the process of mode 'gc' was killed") as caught:
+            process.warm()
+        assert "memory" in caught.value.hint
