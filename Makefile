@@ -22,7 +22,7 @@ SITE_PACKAGES := "import sysconfig; print(sysconfig.get_path('purelib'))"
 PYTEST = $(WHEEL_BIN)/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint format bench soak install wheel clean
+.PHONY: help demo test setups lint format bench soak install wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -31,11 +31,14 @@ demo: $(STAMP) ## train a real model under a plan made for this machine (8 minut
 	HF_HUB_OFFLINE=1 $(BIN)/python examples/demo.py
 
 test: lint wheel ## lint, then test the built wheel (15 minutes on two cores)
-	cd "$$(mktemp -d)" && $(PYTEST) -n 2 --dist loadgroup -m "not soak and not speed" \
+	cd "$$(mktemp -d)" && $(PYTEST) -n 2 --dist loadgroup -m "not soak and not speed and not setups" \
 		$(CURDIR)/tests $(PYTEST_ARGS)
 	cd "$$(mktemp -d)" && $(PYTEST) -m "speed and not soak" $(CURDIR)/tests
 	$(if $(wildcard notebooks/*.ipynb),cd "$$(mktemp -d)" && $(PYTEST) --nbmake --nbmake-timeout=300 \
 		$(addprefix $(CURDIR)/,$(wildcard notebooks/*.ipynb)))
+
+setups: wheel ## train in every setup that hilore promises to survive (trainers, launchers, distributed)
+	cd "$$(mktemp -d)" && $(PYTEST) -n 2 --dist loadgroup -m "setups and not soak" $(CURDIR)/tests $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, import-linter and mypy
 	$(BIN)/ruff check .

@@ -45,8 +45,8 @@ def install(monkeypatch: pytest.MonkeyPatch, error: BaseException | None = None)
         _work(progress, error)
         return samples.bench()
 
-    def launch(plan_path: object, command: list[str], report_path: object = None, check_every: int = 0) -> int:
-        calls.append({"command": command, "report_path": report_path, "check_every": check_every})
+    def launch(plan_path: object, command: list[str], **options: object) -> int:
+        calls.append({"command": command, **options})
         return 7
 
     for name, function in (

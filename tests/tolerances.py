@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 # A plan's predicted peak against the measured one, relative. The prediction leaves out what torch's checkpoint keeps
@@ -79,3 +82,46 @@ UNIFORM_MEAN_SQUARE = 0.03
 # Seconds and errors of a plan's units against those of its entry, relative: the same few hundred numbers, all positive,
 # added up in two orders with roundings of 1.1e-16 each.
 ADDED_UP = 1e-13
+
+
+def unbiased(error: torch.Tensor) -> float:
+    """How far from 0 the mean of independent errors may be: five times its standard deviation."""
+    return 5.0 * float(error.std()) / error.numel() ** 0.5
+
+
+def uncorrelated(count: int) -> float:
+    """How large the correlation of so many pairs of independent errors may be: five times its standard deviation."""
+    return 5.0 / count**0.5
+
+
+def slow_down(first: Sequence[float], last: Sequence[float]) -> float:
+    """How much longer the median of the last steps may take than that of the first, of equal work, in CPU seconds.
+
+    Five times the standard deviation of a difference of medians (1.25 that of a mean), and a tenth for what else runs
+    on the machine: cores and caches that are shared cost CPU time as well.
+    """
+    spread = sum(statistics.variance(seconds) / len(seconds) for seconds in (first, last)) ** 0.5
+    return 5.0 * 1.25 * spread + 0.1 * statistics.median(first)
+
+
+# A step's gradient with its rows in other micro-batches, all in fp64, relative to its norm: the same terms in another
+# order, with paddings of other widths; each of the few thousand sums of at most a few thousand terms is off by up to
+# 1.1e-16 for each of them, in the mean by the root of their number.
+OTHER_ORDER = 1e-12
+
+# The same through TRL's trainer, whose log-probs and loss are fp32 whatever the model is: 6e-8 for each of a few
+# hundred terms, whose errors add up by their squares.
+OTHER_ORDER_FP32 = 2e-6
+
+# How far above the best of all ways the estimated time of a few rows may be. What is missed is a swap of three rows at
+# once, of which each pair alone wins nothing: some thousandths of what exposure can win, a tenth of the time.
+NEARLY_BEST = 0.01
+
+
+def solver_bytes(limit_bytes: int) -> int:
+    """How many bytes of a limit a plan may leave unused because the solver could not tell them: none below 10^6.
+
+    A solver takes a binary for whole within 1e-6, and what it stands for may be as large as the limit. Where a plan is
+    over by that, the planner looks again with at most 16 times as much less room; and so for each of a few binaries.
+    """
+    return int(limit_bytes * 1e-6) * 16 * 8

@@ -48,7 +48,9 @@ def run_bench(
 ) -> Bench:
     """Measures the plan's largest micro-batches beside other modes, and `gc` always: figures are relative to it.
 
-    Gradients are compared first, then peaks are taken, then `pairs` rounds of one step of each mode.
+    Gradients are compared first, then peaks are taken, then `pairs` rounds of one step of each mode. A mode's
+    throughput is compared with that of `gc` round by round, and the median of the rounds counts: a machine that slows
+    down for some rounds slows both down.
 
     Args:
         plan: its workload says what is run; every process builds the model anew from the workload's source.
@@ -155,11 +157,16 @@ def _result(measured: _Measured, gc: _Measured, plan: Plan, own: Plan | None) ->
         step_seconds=Spread(median=median, min=min(measured.seconds), max=max(measured.seconds)),
         tokens_per_second=tokens / median,
         peak_bytes=measured.peak_bytes,
-        throughput_vs_gc=statistics.median(gc.seconds) / median,
+        throughput_vs_gc=paired_ratio(gc.seconds, measured.seconds),
         peak_vs_gc=measured.peak_bytes / gc.peak_bytes,
         gradient_error=measured.gradient_error,
         predicted=_predicted(measured, plan) if own is None else predicted_step(own, measured.process.exposures),
     )
+
+
+def paired_ratio(some: Sequence[float], others: Sequence[float]) -> float:
+    """The median over rounds of one's seconds divided by the other's."""
+    return statistics.median(one / other for one, other in zip(some, others, strict=True))
 
 
 def _predicted(measured: _Measured, plan: Plan) -> Mode | None:

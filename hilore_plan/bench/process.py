@@ -14,6 +14,7 @@ from typing import Any
 
 from hilore_plan import errors
 from hilore_plan.profiler.malloc import malloc_environment
+from hilore_plan.profiler.repeatable import repeatable_environment
 from hilore_plan.schema.record import Workload
 
 
@@ -117,9 +118,9 @@ def _ended(mode: str, what: str, code: int) -> errors.ProcessError:
 
 
 def _environment() -> dict[str, str]:
-    """The parent's environment, the allocator's settings, and the parent's import path."""
+    """The parent's environment, what gradients need to be compared, the allocator's settings, and the import path."""
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    return {**os.environ, **malloc_environment(), "PYTHONPATH": paths}
+    return {**repeatable_environment(), **os.environ, **malloc_environment(), "PYTHONPATH": paths}
 
 
 def _text(path: Path | None) -> str | None:

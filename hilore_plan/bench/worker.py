@@ -30,9 +30,10 @@ import torch
 
 from hilore_plan.bench.modes import mode
 from hilore_plan.bench.workload import Built, build_workload, resized
-from hilore_plan.errors import HiloreError
+from hilore_plan.errors import HiloreError, ProcessError
 from hilore_plan.profiler.clock import seconds_of
 from hilore_plan.profiler.peaks import measure_peak, quiet_profiler
+from hilore_plan.profiler.repeatable import repeatable
 from hilore_plan.profiler.step import Enterable
 from hilore_plan.schema.io import load_plan
 from hilore_plan.schema.record import Workload
@@ -118,7 +119,8 @@ class Worker:
         return {"gradient_error": error}
 
     def _gradient(self) -> dict[str, torch.Tensor]:
-        self.built.step.backward(0, self._runtime)
+        with repeatable(self.built.step.device):
+            self.built.step.backward(0, self._runtime)
         named = self.built.model.named_parameters()
         return {name: p.grad.detach().cpu() for name, p in named if p.grad is not None}
 
@@ -161,6 +163,10 @@ def gradient_error(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor
     return float("inf") if math.isnan(error) else error
 
 
+def _failed(error: HiloreError) -> Answer:
+    return {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+
+
 def serve(requests: TextIO, answers: TextIO) -> None:
     """Answers each request until there are no more; a user's error is an answer, any other ends the process."""
     worker = Worker()
@@ -168,7 +174,10 @@ def serve(requests: TextIO, answers: TextIO) -> None:
         try:
             answer = worker.answer(json.loads(line))
         except HiloreError as error:
-            answer = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+            answer = _failed(error)
+        except torch.OutOfMemoryError:
+            hint = "compare fewer modes at once with --against"
+            answer = _failed(ProcessError("the device has no memory left", hint))
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

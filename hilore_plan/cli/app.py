@@ -14,7 +14,7 @@ from typer.main import get_command
 from hilore_plan.cli import apply, bench, plan, profile, show
 from hilore_plan.errors import HiloreError, UsageError
 
-HELP = """Store, cast or recompute: train with the best mix for your model, machine and memory.
+HELP = """Store, cast, compress or recompute: train with the best mix for your model, machine and memory.
 
 \b
   1. hilore profile MODEL -o profiles/x.json     measure what each choice costs here

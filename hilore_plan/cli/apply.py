@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from hilore_plan.integrations.launcher import RegroupWord
 
 
 def apply(
@@ -18,6 +21,19 @@ def apply(
         int,
         typer.Option(min=0, help="Measure and log the true gradient error of every so many steps; 0: of none."),
     ] = 0,
+    regroup: Annotated[
+        bool,
+        typer.Option(
+            "--regroup", help="GRPOTrainer: put each step's rows into micro-batches of like length and exposure."
+        ),
+    ] = False,
+    leave_out_silent: Annotated[
+        bool,
+        typer.Option(
+            "--leave-out-silent",
+            help="GRPOTrainer: leave out rows that are exactly without signal; one process, no KL.",
+        ),
+    ] = False,
     report: Annotated[
         Path | None, typer.Option(help="Also write the report of the run to this file, as JSON.", show_default=False)
     ] = None,
@@ -40,4 +56,6 @@ def apply(
 
     from hilore_plan.integrations.launcher import launch
 
-    raise typer.Exit(launch(plan, command, report_path=report, check_every=check_every))
+    asked: dict[RegroupWord, bool] = {"rows": regroup, "silent": leave_out_silent}
+    words = [word for word, wanted in asked.items() if wanted]
+    raise typer.Exit(launch(plan, command, report_path=report, check_every=check_every, regroup=words))

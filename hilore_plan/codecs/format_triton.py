@@ -76,7 +76,7 @@ def places(group: tl.constexpr, rows: tl.constexpr):
     return row, row[:, None] * group + tl.arange(0, group)[None, :]
 
 
-def launch(kernel: Any, width: int, *tensors: Tensor, **constants: Any) -> None:
+def launch(kernel: Any, width: int, /, *tensors: Tensor, **constants: Any) -> None:
     """Run a kernel `(*pointers, count, **constants, rows)` over all groups; `width` elements of a group at a time."""
     count = len(tensors[0])
     rows = ELEMENTS // width

@@ -46,5 +46,5 @@ def decode_raw(out: Tensor, codes: Tensor) -> None:
     out.copy_(codes.float())
 
 
-FP8_E4M3 = Format("fp8_e4m3", GROUP, GROUP, FP8, (SCALE,), encode_scaled, decode_scaled)
-FP8_E4M3_RAW = Format("fp8_e4m3_raw", RAW_GROUP, RAW_GROUP, FP8, (), encode_raw, decode_raw)
+FP8_E4M3 = Format("fp8_e4m3", GROUP, FP8, 1, (SCALE,), encode_scaled, decode_scaled)
+FP8_E4M3_RAW = Format("fp8_e4m3_raw", RAW_GROUP, FP8, 1, (), encode_raw, decode_raw)

@@ -16,7 +16,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class Fused:
     def _compiled(self, form: Format, formula: Kernel, dtype: torch.dtype) -> Kernel:
         try:
             with _quiet():
-                return compiled(formula, scratch(form, dtype), self._backend)
+                return compiled(formula, scratch(form, formula, dtype), self._backend)
         except Exception as error:  # noqa: BLE001 - no compiler, a broken one, one without an option: all the same here
             self._broken = True
             cause = getattr(error, "inner_exception", error)
@@ -72,14 +72,18 @@ class Fused:
             return formula
 
 
-def scratch(form: Format, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Groups and parts to compile with."""
-    elements = SCRATCH_GROUPS * form.group
-    groups = torch.zeros((SCRATCH_GROUPS, form.group), dtype=dtype)
-    parts = form.allocate(elements, groups.device)
+def scratch(form: Format, formula: Kernel, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """What to compile one of the format's formulas with.
+
+    Runs come from memory of their own and begin it: torch's compiler must not learn that they are parts of one tensor.
+    """
+    parts = form.allocate(SCRATCH_GROUPS * form.group, torch.device("cpu"))
     for part in parts:
         part.zero_()
-    return (groups, *parts)
+    groups = [torch.zeros((SCRATCH_GROUPS, form.group), dtype=dtype) for _ in range(form.runs)]
+    if formula is form.encode:
+        return (groups[0], *parts)
+    return (*(form.runs_of(each)[0] for each in groups), *parts)
 
 
 def compiled(formula: Kernel, example: Sequence[Tensor], backend: Callable[..., Any] | None = None) -> Kernel:
@@ -96,7 +100,7 @@ def compiled(formula: Kernel, example: Sequence[Tensor], backend: Callable[..., 
     entry = torch.compile(_renewed(formula), fullgraph=True, backend=recorder)
     recorder.expect(example)
     entry(*example)
-    return recorder.direct() or entry
+    return recorder.direct() or _apart_from_modes(entry)
 
 
 @contextmanager
@@ -123,13 +127,23 @@ def _renewed(formula: Kernel) -> Kernel:
     return types.FunctionType(formula.__code__.replace(), formula.__globals__, formula.__name__)
 
 
+def _apart_from_modes(entry: Callable[..., Any]) -> Kernel:
+    """What torch compiled, for calls from below a dispatch mode as well: there it would refuse to run."""
+
+    def call(*tensors: Tensor) -> None:
+        with _disable_current_modes():
+            entry(*tensors)
+
+    return call
+
+
 class _Recorder:
     """A backend of `torch.compile` that keeps what was compiled, and learns in which order it takes its arguments."""
 
     def __init__(self, backend: Callable[..., Any] | None) -> None:
         self._backend = backend
         self._example: Sequence[Tensor] = ()
-        self._order: list[int | None] = []
+        self._order: list[_Argument | None] = []
         self._function: Callable[..., Any] | None = None
 
     def expect(self, example: Sequence[Tensor]) -> None:
@@ -146,25 +160,42 @@ class _Recorder:
 
         return first_call
 
-    def _place(self, argument: Any) -> int | None:
-        """Which of the example's tensors this is; -1 for the number of groups, None for what is not known."""
+    def _place(self, argument: Any) -> _Argument | None:
+        """What this is: a tensor of the example, the number of groups or another size; None for what is not known."""
         if isinstance(argument, int):
-            return -1 if argument == SCRATCH_GROUPS else None
-        return next((i for i, tensor in enumerate(self._example) if tensor is argument), None)
+            return _Argument(size=None if argument == SCRATCH_GROUPS else argument)
+        places = (place for place, tensor in enumerate(self._example) if tensor is argument)
+        return next((_Argument(place=place) for place in places), None)
 
     def direct(self) -> Kernel | None:
         """The compiled function in the formula's order of arguments; None where the order could not be learnt."""
         function = self._function
-        order = [place for place in self._order if place is not None]
+        order = [argument for argument in self._order if argument is not None]
         self._example = ()
         if function is None or len(order) != len(self._order):
             return None
 
         def call(*tensors: Tensor) -> None:
             count = len(tensors[0])
-            function(*[count if place < 0 else tensors[place] for place in order])
+            function(*[argument.of(tensors, count) for argument in order])
 
         return call
+
+
+class _Argument(NamedTuple):
+    """An argument of a compiled function: a tensor by its place, or a size; neither: the number of groups.
+
+    Only that number differs from call to call: all other sizes and strides follow from the format.
+    """
+
+    place: int | None = None
+    size: int | None = None
+
+    def of(self, tensors: Sequence[Tensor], count: int) -> Tensor | int:
+        """Its value in a call."""
+        if self.place is not None:
+            return tensors[self.place]
+        return count if self.size is None else self.size
 
 
 def _inductor() -> Callable[..., Any]:

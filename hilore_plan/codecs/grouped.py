@@ -65,10 +65,9 @@ class GroupCodec:
         form = self.format
         count = form.count(elements)
         out = torch.empty((count, form.group), dtype=dtype, device=parts[0].device)
-        if count > 1:
-            self._kernel(form.decode, parts[0], dtype)(out, *parts)
-        elif count:
-            form.decode(out, *parts)
+        kernel = self._kernel(form.decode, parts[0], dtype) if count > 1 else form.decode
+        if count:
+            kernel(*form.runs_of(out), *parts)
         return out.view(-1)[:elements]
 
     def _kernel(self, formula: Kernel, tensor: Tensor, dtype: torch.dtype) -> Kernel:

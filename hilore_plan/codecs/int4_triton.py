@@ -18,42 +18,47 @@ from hilore_plan.codecs.format_triton import (
     widened,
 )
 
-HALF = 32
+WIDTH = 8  # words of a group of 64
 
 
 @triton.jit
-def _encode(x, codes, scales, count, rows: tl.constexpr, half: tl.constexpr):
-    row, at = places(half, rows)
+def _encode(x, codes, scales, count, rows: tl.constexpr, width: tl.constexpr):
+    row, at = places(width, rows)
     inside = (row < count)[:, None]
-    first = at + row[:, None] * half  # a group of x is two halves long
-    low = widened(tl.load(x + first, mask=inside, other=0.0))
-    high = widened(tl.load(x + first + half, mask=inside, other=0.0))
-    largest = tl.maximum(tl.max(magnitude_bits(low), 1), tl.max(magnitude_bits(high), 1))
+    first = at + row[:, None] * (7 * width)  # a group of x has eight runs
+    largest = tl.zeros([rows], dtype=tl.int32)
+    for run in tl.static_range(8):
+        wide = widened(tl.load(x + first + run * width, mask=inside, other=0.0))
+        largest = tl.maximum(largest, tl.max(magnitude_bits(wide), 1))
     scale = scale_for(largest, 1.0 / 7)
     inverse = tl.div_rn(1.0, scale)[:, None]
     tl.store(scales + row, scale.to(tl.bfloat16), mask=row < count)
-    code = (round_to_int(low * inverse) + 8) | ((round_to_int(high * inverse) + 8) << 4)
-    tl.store(codes + at, code.to(tl.uint8), mask=inside)
+    word = tl.zeros([rows, width], dtype=tl.int32)
+    for run in tl.static_range(8):
+        wide = widened(tl.load(x + first + run * width, mask=inside, other=0.0))
+        word = word | ((round_to_int(wide * inverse) & 0xF) << (4 * run))
+    tl.store(codes + at, word, mask=inside)
 
 
 @triton.jit
-def _decode(out, codes, scales, count, rows: tl.constexpr, half: tl.constexpr, end: tl.constexpr):
-    row, at = places(half, rows)
+def _decode(out, codes, scales, count, rows: tl.constexpr, width: tl.constexpr, end: tl.constexpr):
+    row, at = places(width, rows)
     inside = (row < count)[:, None]
-    code = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
+    first = at + row[:, None] * (7 * width)
+    words = tl.load(codes + at, mask=inside, other=0)
     scale = tl.load(scales + row, mask=row < count, other=0.0).to(tl.float32)[:, None]
-    low = bounded(((code & 15) - 8).to(tl.float32) * scale, end)
-    high = bounded(((code >> 4) - 8).to(tl.float32) * scale, end)
-    first = at + row[:, None] * half
-    tl.store(out + first, narrowed(low, out.dtype.element_ty), mask=inside)
-    tl.store(out + first + half, narrowed(high, out.dtype.element_ty), mask=inside)
+    for run in tl.static_range(8):
+        code = (words << (28 - 4 * run)) >> 28
+        values = bounded(code.to(tl.float32) * scale, end)
+        tl.store(out + first + run * width, narrowed(values, out.dtype.element_ty), mask=inside)
 
 
 def encode(groups: Tensor, codes: Tensor, scales: Tensor) -> None:
     """See `int4.encode`."""
-    launch(_encode, HALF, groups, codes, scales, half=HALF)
+    launch(_encode, WIDTH, groups, codes, scales, width=WIDTH)
 
 
-def decode(out: Tensor, codes: Tensor, scales: Tensor) -> None:
+def decode(*tensors: Tensor) -> None:
     """See `int4.decode`."""
-    launch(_decode, HALF, out, codes, scales, half=HALF, end=end_of(out))
+    out, *_, codes, scales = tensors  # the first run begins where the groups do
+    launch(_decode, WIDTH, out, codes, scales, width=WIDTH, end=end_of(out))

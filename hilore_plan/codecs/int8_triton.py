@@ -18,69 +18,104 @@ from hilore_plan.codecs.format_triton import (
     widened,
 )
 
-GROUP = 128
+WIDTH = 32  # words of a group of 128
 
 
 @triton.jit
-def _encode_symmetric(x, codes, scales, count, rows: tl.constexpr, group: tl.constexpr):
-    row, at = places(group, rows)
-    wide = widened(tl.load(x + at, mask=(row < count)[:, None], other=0.0))
-    scale = scale_for(tl.max(magnitude_bits(wide), 1), 1.0 / 127)
+def _word(x, first, inside, inverse, zero, run: tl.constexpr, width: tl.constexpr):
+    """The codes of one run, in their place within words."""
+    wide = widened(tl.load(x + first + run * width, mask=inside, other=0.0))
+    return ((round_to_int(wide * inverse) + zero) & 0xFF) << (8 * run)
+
+
+@triton.jit
+def _decode_run(out, first, inside, words, scale, zero, run: tl.constexpr, width: tl.constexpr, end: tl.constexpr):
+    code = (words << (24 - 8 * run)) >> 24
+    values = bounded((code - zero).to(tl.float32) * scale, end)
+    tl.store(out + first + run * width, narrowed(values, out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _encode_symmetric(x, codes, scales, count, rows: tl.constexpr, width: tl.constexpr):
+    row, at = places(width, rows)
+    inside = (row < count)[:, None]
+    first = at + row[:, None] * (3 * width)  # a group of x has four runs
+    largest = tl.zeros([rows], dtype=tl.int32)
+    for run in tl.static_range(4):
+        wide = widened(tl.load(x + first + run * width, mask=inside, other=0.0))
+        largest = tl.maximum(largest, tl.max(magnitude_bits(wide), 1))
+    scale = scale_for(largest, 1.0 / 127)
     tl.store(scales + row, scale.to(tl.bfloat16), mask=row < count)
-    code = round_to_int(wide * tl.div_rn(1.0, scale)[:, None])
-    tl.store(codes + at, code.to(tl.int8), mask=(row < count)[:, None])
+    inverse = tl.div_rn(1.0, scale)[:, None]
+    word = tl.zeros([rows, width], dtype=tl.int32)
+    for run in tl.static_range(4):
+        word = word | _word(x, first, inside, inverse, 0, run, width)
+    tl.store(codes + at, word, mask=inside)
 
 
 @triton.jit
-def _decode_symmetric(out, codes, scales, count, rows: tl.constexpr, group: tl.constexpr, end: tl.constexpr):
-    row, at = places(group, rows)
-    code = tl.load(codes + at, mask=(row < count)[:, None], other=0).to(tl.float32)
-    scale = tl.load(scales + row, mask=row < count, other=0.0).to(tl.float32)
-    values = bounded(code * scale[:, None], end)
-    tl.store(out + at, narrowed(values, out.dtype.element_ty), mask=(row < count)[:, None])
+def _decode_symmetric(out, codes, scales, count, rows: tl.constexpr, width: tl.constexpr, end: tl.constexpr):
+    row, at = places(width, rows)
+    inside = (row < count)[:, None]
+    first = at + row[:, None] * (3 * width)
+    words = tl.load(codes + at, mask=inside, other=0)
+    scale = tl.load(scales + row, mask=row < count, other=0.0).to(tl.float32)[:, None]
+    for run in tl.static_range(4):
+        _decode_run(out, first, inside, words, scale, 0, run, width, end)
 
 
 @triton.jit
-def _encode_asymmetric(x, codes, scales, zeros, count, rows: tl.constexpr, group: tl.constexpr):
-    row, at = places(group, rows)
-    wide = widened(tl.load(x + at, mask=(row < count)[:, None], other=0.0))
-    finite = tl.max(magnitude_bits(wide), 1) < 0x7F800000
-    low, high = tl.minimum(tl.min(wide, 1), 0.0), tl.maximum(tl.max(wide, 1), 0.0)
-    bits = tl.where(finite, (high * 0.5 - low * 0.5).to(tl.int32, bitcast=True), 0x7FC00000)
+def _encode_asymmetric(x, codes, scales, zeros, count, rows: tl.constexpr, width: tl.constexpr):
+    row, at = places(width, rows)
+    inside = (row < count)[:, None]
+    first = at + row[:, None] * (3 * width)
+    largest = tl.zeros([rows], dtype=tl.int32)
+    low, high = tl.zeros([rows], dtype=tl.float32), tl.zeros([rows], dtype=tl.float32)
+    for run in tl.static_range(4):
+        wide = widened(tl.load(x + first + run * width, mask=inside, other=0.0))
+        largest = tl.maximum(largest, tl.max(magnitude_bits(wide), 1))
+        low, high = tl.minimum(low, tl.min(wide, 1)), tl.maximum(high, tl.max(wide, 1))
+    bits = tl.where(largest < 0x7F800000, (high * 0.5 - low * 0.5).to(tl.int32, bitcast=True), 0x7FC00000)
     scale = scale_for(bits, 1.0 / 126.5)
     inverse = tl.div_rn(1.0, scale)
     zero = round_to_int(-low * inverse)
     tl.store(scales + row, scale.to(tl.bfloat16), mask=row < count)
     tl.store(zeros + row, zero.to(tl.uint8), mask=row < count)
-    code = round_to_int(wide * inverse[:, None]) + zero[:, None]
-    tl.store(codes + at, code.to(tl.uint8), mask=(row < count)[:, None])
+    word = tl.zeros([rows, width], dtype=tl.int32)
+    for run in tl.static_range(4):
+        word = word | _word(x, first, inside, inverse[:, None], zero[:, None] - 128, run, width)
+    tl.store(codes + at, word, mask=inside)
 
 
 @triton.jit
-def _decode_asymmetric(out, codes, scales, zeros, count, rows: tl.constexpr, group: tl.constexpr, end: tl.constexpr):
-    row, at = places(group, rows)
-    code = tl.load(codes + at, mask=(row < count)[:, None], other=0).to(tl.int32)
-    zero = tl.load(zeros + row, mask=row < count, other=0).to(tl.int32)
-    scale = tl.load(scales + row, mask=row < count, other=0.0).to(tl.float32)
-    values = bounded((code - zero[:, None]).to(tl.float32) * scale[:, None], end)
-    tl.store(out + at, narrowed(values, out.dtype.element_ty), mask=(row < count)[:, None])
+def _decode_asymmetric(out, codes, scales, zeros, count, rows: tl.constexpr, width: tl.constexpr, end: tl.constexpr):
+    row, at = places(width, rows)
+    inside = (row < count)[:, None]
+    first = at + row[:, None] * (3 * width)
+    words = tl.load(codes + at, mask=inside, other=0)
+    zero = tl.load(zeros + row, mask=row < count, other=0).to(tl.int32)[:, None] - 128
+    scale = tl.load(scales + row, mask=row < count, other=0.0).to(tl.float32)[:, None]
+    for run in tl.static_range(4):
+        _decode_run(out, first, inside, words, scale, zero, run, width, end)
 
 
 def encode_symmetric(groups: Tensor, codes: Tensor, scales: Tensor) -> None:
     """See `int8.encode_symmetric`."""
-    launch(_encode_symmetric, GROUP, groups, codes, scales, group=GROUP)
+    launch(_encode_symmetric, WIDTH, groups, codes, scales, width=WIDTH)
 
 
-def decode_symmetric(out: Tensor, codes: Tensor, scales: Tensor) -> None:
+def decode_symmetric(*tensors: Tensor) -> None:
     """See `int8.decode_symmetric`."""
-    launch(_decode_symmetric, GROUP, out, codes, scales, group=GROUP, end=end_of(out))
+    out, *_, codes, scales = tensors  # the first run begins where the groups do
+    launch(_decode_symmetric, WIDTH, out, codes, scales, width=WIDTH, end=end_of(out))
 
 
 def encode_asymmetric(groups: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> None:
     """See `int8.encode_asymmetric`."""
-    launch(_encode_asymmetric, GROUP, groups, codes, scales, zeros, group=GROUP)
+    launch(_encode_asymmetric, WIDTH, groups, codes, scales, zeros, width=WIDTH)
 
 
-def decode_asymmetric(out: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> None:
+def decode_asymmetric(*tensors: Tensor) -> None:
     """See `int8.decode_asymmetric`."""
-    launch(_decode_asymmetric, GROUP, out, codes, scales, zeros, group=GROUP, end=end_of(out))
+    out, *_, codes, scales, zeros = tensors
+    launch(_decode_asymmetric, WIDTH, out, codes, scales, zeros, width=WIDTH, end=end_of(out))

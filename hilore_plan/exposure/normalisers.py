@@ -76,6 +76,11 @@ class Normaliser:
         """Whether rows may move to other micro-batches of the same step, with `rows` kept, and Z_i stays the same."""
         return self.kind != "micro_batch_tokens"
 
+    @property
+    def counts_rows(self) -> bool:
+        """Whether Z_i depends on how many rows row i's micro-batch has: B is counted, not given."""
+        return self.rows is None and self.kind in ("row_mean", "row_sum", "longest")
+
     def factors(self, mask: Tensor) -> Tensor:
         """Z_i of every row.
 

@@ -11,6 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, get_proxy_slot, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.utils._pytree import tree_leaves, tree_leaves_with_path
+from torch.utils._pytree import tree_leaves, tree_leaves_with_path, tree_map
 
 from hilore_plan.errors import CaptureError
 from hilore_plan.graph.labels import Labels
 from hilore_plan.graph.signature import Call
 
 Forward = Callable[..., Any]
+_FRESH = torch.ops.aten.lift_fresh_copy.default
 DROPOUT_KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
 
 
@@ -80,11 +82,13 @@ def capture(block: nn.Module, call: Call, forward: Forward | None = None) -> Cap
     try:
         with _unchanged(block), _dropout_as_in_eager_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _capture(block, call, forward or block.forward)
+            return _aside().run(_capture, block, call, forward or block.forward)
     except CaptureError:
         raise
     except Exception as error:  # whatever user code or the tracer raises: the block cannot be captured
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if "dynamo-optimized" in reason:  # as torch 2.13 puts it
+            reason = "it calls code that torch.compile has compiled, in which no tensor can be followed"
         raise CaptureError(f"{type(block).__name__}: {reason[:200]}") from error
 
 
@@ -130,6 +134,7 @@ def _capture(block: nn.Module, call: Call, forward: Forward) -> Capture:
 
     with torch.enable_grad():
         module = make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)(state, inputs)
+    _refuse_constants(module, block)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     guards = shape_env.produce_guards_expression(inputs, ignore_static=True)
     return Capture(
@@ -150,6 +155,24 @@ def _node_of(tensor: torch.Tensor, tracer: Any) -> fx.Node:
         raise CaptureError("a saved tensor does not come from the traced operations")
     node: fx.Node = proxy.proxy.node
     return node
+
+
+def _refuse_constants(module: fx.GraphModule, block: nn.Module) -> None:
+    """A tensor from elsewhere would stay in the graph, although the block may get another one or write into it.
+
+    What a forward makes itself, as `torch.tensor(0.5)`, is copied first.
+    """
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and any(user.target is not _FRESH for user in node.users):
+            constant = getattr(module, str(node.target))
+            names = (
+                f"{path}.{name}".lstrip(".")
+                for path, owner in block.named_modules()
+                for name, value in vars(owner).items()
+                if value is constant
+            )
+            which = next(names, f"of shape {list(constant.shape)}")
+            raise CaptureError(f"it computes with a tensor ({which}) that is no parameter, buffer or argument")
 
 
 def _fake_state(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
@@ -215,6 +238,19 @@ def _dropout_as_in_eager_mode() -> Iterator[None]:
     finally:
         dropout.py_kernels.update(replaced)
         dropout._dispatch_cache.clear()
+
+
+def _aside() -> Context:
+    """A context whose containers are copies.
+
+    transformers 5.24 collects router logits by hooks that append to a list in a context variable: what they append
+    during capture has no numbers, and must not end up in the loss.
+    """
+    context = copy_context()
+    for variable, value in list(context.items()):
+        if isinstance(value, (dict, list)):
+            context.run(variable.set, tree_map(lambda leaf: leaf, value))
+    return context
 
 
 @contextmanager

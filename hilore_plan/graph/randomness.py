@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
@@ -22,6 +24,22 @@ def is_repeatable(node: fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded in target.tags and not _is_without_dropout(node):
         return False
     return not (_device_type(node) == "cuda" and name in UNORDERED_ON_CUDA)
+
+
+def is_left_over(node: fx.Node) -> bool:
+    """Whether a value is the state of a random generator that its op, fused attention at dropout 0, never drew from.
+
+    On CUDA that is memory that nobody wrote to, which no second run gives again; backward does not read it. Depending
+    on torch's version it lies on another device than the captured graph says.
+    """
+    source = node.args[0] if node.target is operator.getitem else None
+    if not isinstance(source, fx.Node) or not isinstance(source.target, torch._ops.OpOverload):
+        return False
+    value = node.meta.get("val")
+    if not torch.is_tensor(value) or value.dtype.is_floating_point:
+        return False
+    fused = source.target.overloadpacket.__name__.strip("_").startswith("scaled_dot_product")
+    return fused and _is_without_dropout(source)
 
 
 def _is_without_dropout(node: fx.Node) -> bool:

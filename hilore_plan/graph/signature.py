@@ -18,6 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from hilore_plan.errors import CaptureError
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
+_LEAF = tree_flatten(None)[1]
 PEFT_SWITCHES = ("disable_adapters", "merged", "active_adapters")
 
 
@@ -54,9 +55,25 @@ class Call:
 
 def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
     """The call `block(*args, **kwargs)` as leaves; a key-value cache that holds nothing yet counts as None."""
-    leaves, spec = tree_flatten((args, dict(kwargs)))
+    leaves: list[Any] = []
+    spec = _flatten((args, dict(kwargs)), leaves)
     leaves = [None if _is_empty_cache(leaf) else leaf for leaf in leaves]
     return Call(tuple(leaves), spec, tuple(i for i, leaf in enumerate(leaves) if torch.is_tensor(leaf)))
+
+
+def _flatten(node: Any, leaves: list[Any]) -> TreeSpec:
+    """As torch's `tree_flatten`, which in torch 2.13 leaves a cycle of Python objects behind at each call."""
+    kind = type(node)
+    if kind is tuple or kind is list:
+        return TreeSpec(kind, None, [_flatten(item, leaves) for item in node])
+    if kind is dict:
+        return TreeSpec(kind, list(node), [_flatten(item, leaves) for item in node.values()])
+    if torch.is_tensor(node) or isinstance(node, PLAIN):
+        leaves.append(node)
+        return _LEAF
+    inner, spec = tree_flatten(node)
+    leaves += inner
+    return spec
 
 
 def tensor_key(tensor: torch.Tensor) -> Hashable:
@@ -74,12 +91,25 @@ def tensor_key(tensor: torch.Tensor) -> Hashable:
 
 
 def mode_key(modules: Sequence[nn.Module], device_type: str) -> Hashable:
-    """Which mode the block and torch are in: training flags, active adapters, autocast."""
+    """Which mode the block and torch are in: training flags, active adapters, autocast, kernels that may be taken."""
     autocast = torch.is_autocast_enabled(device_type)
     return (
         tuple(module.training for module in modules),
         tuple(_switches(module) for module in modules if hasattr(module, "active_adapters")),
         torch.get_autocast_dtype(device_type) if autocast else None,
+        _kernel_switches(),
+    )
+
+
+def _kernel_switches() -> Hashable:
+    """What fused attention is chosen by: a graph has the kernel that was chosen when it was captured."""
+    backends: Any = torch.backends.cuda  # that is their name, but they count on a CPU as well
+    return (
+        backends.flash_sdp_enabled(),
+        backends.mem_efficient_sdp_enabled(),
+        backends.math_sdp_enabled(),
+        backends.cudnn_sdp_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
     )
 
 

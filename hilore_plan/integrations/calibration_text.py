@@ -96,7 +96,8 @@ def _complete(loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], seed: int
     ids = torch.tensor([[padding] * (longest - len(p)) + list(p) for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
     device = next(model.parameters()).device
-    with in_fp32(model), _evaluating(model), quiet_transformers(), torch.random.fork_rng():
+    devices = [device] if device.type == "cuda" else []
+    with in_fp32(model), _evaluating(model), quiet_transformers(), torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         made = model.generate(
             input_ids=ids.to(device),

@@ -1,8 +1,8 @@
 """`launch`: an unchanged training command, with a plan in its trainer.
 
 The command runs as a child. A private directory at the head of PYTHONPATH holds a `sitecustomize` that starts
-`startup.begin` in every Python process of the command; each of them that imports TRL's trainer leaves a report in the
-same directory.
+`startup.begin` in every Python process of the command; each of them that imports a trainer of TRL's leaves a report in
+the same directory.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from hilore_plan import errors
 from hilore_plan.errors import FileError, HiloreError, UsageError
-from hilore_plan.integrations.startup import CHECK_EVERY, PLAN, REPORTS
+from hilore_plan.integrations.child_report import CHECK_EVERY, PLAN, REGROUP, REPORTS
+from hilore_plan.integrations.trl_trainers import TRAINERS, listed
 from hilore_plan.profiler.malloc import malloc_environment
 from hilore_plan.schema.io import load_plan
 from hilore_plan.schema.plan import Plan
 
+RegroupWord: TypeAlias = Literal["rows", "silent"]
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _UNSEEN = "no-hilore"
 _SITECUSTOMIZE = f'''\
@@ -44,7 +46,11 @@ else:
 
 
 def launch(
-    plan_path: str | os.PathLike[str], command: Sequence[str], report_path: Path | None = None, check_every: int = 0
+    plan_path: str | os.PathLike[str],
+    command: Sequence[str],
+    report_path: Path | None = None,
+    check_every: int = 0,
+    regroup: Sequence[RegroupWord] = (),
 ) -> int:
     """Runs `command` under the plan and prints what the runtime reports, on stderr.
 
@@ -53,6 +59,7 @@ def launch(
         command: program and arguments.
         report_path: where the reports of all processes go as JSON, besides.
         check_every: the true gradient error of every so many steps is measured and logged; 0: of none.
+        regroup: `rows`: a step's rows are regrouped; `silent`: those without signal are left out.
 
     Returns:
         The command's exit code; 128 + n if signal n ended it.
@@ -67,7 +74,7 @@ def launch(
     check_command(command)
     with tempfile.TemporaryDirectory(prefix="hilore-") as directory:
         (Path(directory) / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
-        code = _run(command, {**os.environ, **child_environment(path, plan, directory, check_every)})
+        code = _run(command, {**os.environ, **child_environment(path, plan, directory, check_every, regroup)})
         reports = _read(Path(directory))
         unseen = Path(directory) / _UNSEEN
         without = unseen.read_text(encoding="utf-8") if unseen.is_file() else ""
@@ -75,6 +82,8 @@ def launch(
         _save(reports, report_path)
     _raise_first_error(reports)
     sys.stderr.write(_summary(reports, without) + "\n")
+    if regroup and not any(report.get("regrouped") for report in reports):
+        sys.stderr.write("hilore: no rows were regrouped or left out: that is done in TRL's GRPOTrainer only\n")
     return code
 
 
@@ -90,7 +99,9 @@ def check_command(command: Sequence[str]) -> None:
         raise UsageError(f"command not found: {command[0]}", "give a program and its arguments after --")
 
 
-def child_environment(path: Path, plan: Plan, directory: str, check_every: int = 0) -> dict[str, str]:
+def child_environment(
+    path: Path, plan: Plan, directory: str, check_every: int = 0, regroup: Sequence[RegroupWord] = ()
+) -> dict[str, str]:
     """The variables that carry the plan into the command's processes; what the user set of malloc's stays."""
     before = os.environ.get("PYTHONPATH")
     malloc = malloc_environment() if plan.environment.device == "cpu" else {}
@@ -98,6 +109,7 @@ def child_environment(path: Path, plan: Plan, directory: str, check_every: int =
         PLAN: str(path),
         REPORTS: directory,
         CHECK_EVERY: str(check_every),
+        REGROUP: ",".join(regroup),
         "PYTHONPATH": os.pathsep.join([directory, before] if before else [directory]),
         **{name: value for name, value in malloc.items() if name not in os.environ},
     }
@@ -148,10 +160,13 @@ def _read(directory: Path) -> list[dict[str, Any]]:
 
 
 def _raise_first_error(reports: Sequence[dict[str, Any]]) -> None:
-    for report in reports:
-        if report["error"]:
-            kind = getattr(errors, report["error"]["type"], HiloreError)
-            raise kind(report["error"]["message"], report["error"]["hint"])
+    failed = [report for report in reports if report["error"]]
+    if failed:
+        error = failed[0]["error"]
+        kind = getattr(errors, error["type"], HiloreError)
+        # what every rank has to say needs no rank
+        lone = any(report["error"] != error for report in reports if report["rank"] != failed[0]["rank"])
+        raise kind(f"rank {failed[0]['rank']}: {error['message']}" if lone else error["message"], error["hint"])
 
 
 def _summary(reports: Sequence[dict[str, Any]], without: str) -> str:
@@ -161,10 +176,12 @@ def _summary(reports: Sequence[dict[str, Any]], without: str) -> str:
         others = f"\n  and {len(ran) - 1} more processes like this one" if len(ran) > 1 else ""
         return str(ran[0]["text"]) + others
     if reports:
-        return "hilore: the plan was not used: no GRPOTrainer ran a training step to its end, or its process was killed"
+        trainers = listed(sorted({name for report in reports for name in report["trainers"]}))
+        return f"hilore: the plan was not used: no {trainers} ran a training step to its end, or its process was killed"
     if without:
         return f"hilore: the plan was not used: {without} cannot import hilore_plan; install it for that Python"
-    return "hilore: the plan was not used: the command never built a trainer that hilore knows (TRL's GRPOTrainer)"
+    known = listed(list(TRAINERS.values()))
+    return f"hilore: the plan was not used: the command never built a trainer that hilore knows (TRL's {known})"
 
 
 def _save(reports: Sequence[dict[str, Any]], path: Path) -> None:

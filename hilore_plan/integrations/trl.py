@@ -1,8 +1,9 @@
-"""A plan in TRL's `GRPOTrainer`, through `_compute_loss(self, model, inputs)`.
+"""A plan in the trainers of TRL and transformers, through the method that computes a micro-batch's loss.
 
-TRL calls that method once per micro-batch, right before forward, with everything known that a plan entry depends on; no
-trainer callback runs at that moment. The plan attaches at the first training micro-batch, when the trainer has put its
-wrappers around the model. Backward runs after the method has returned: a frame keeps the entry that its forward had.
+A trainer calls that method once per micro-batch, right before forward, with everything known that a plan entry depends
+on; no trainer callback runs at that moment. The plan attaches at the first training micro-batch, when the trainer has
+put its wrappers around the model. Backward runs after the method has returned: a frame keeps the entry that its forward
+had.
 """
 
 from __future__ import annotations
@@ -18,34 +19,41 @@ from torch import nn
 
 from hilore_plan.errors import RefusedError
 from hilore_plan.integrations.trl_exposure import Exposures, observed
+from hilore_plan.integrations.trl_trainers import count_tokens, loss_method
 from hilore_plan.runtime.attach import Runtime, apply
 from hilore_plan.runtime.report import Report
 from hilore_plan.schema.io import load_plan
 from hilore_plan.schema.plan import Plan
 
-METHOD = "_compute_loss"
-_ATTENDED = ("prompt_ids", "completion_ids")
+_MISSING = object()
 
 
 class Attachment:
-    """A plan waiting in a trainer or a trainer class; `undo` takes it out again and restores the models.
+    """A plan waiting in trainers or trainer classes; `undo` takes it out again and restores the models.
 
-    With `check_every`, the first micro-batch of every so many steps is also run back exactly, and the true error of its
-    gradient goes into the trainer's metrics as `hilore/true_error`.
+    Trainers that follow each other on one model share its runtime. With `check_every`, the first micro-batch of every
+    so many steps is also run back exactly, and the true error of its gradient goes into the trainer's metrics as
+    `hilore/true_error`.
     """
 
-    def __init__(self, target: Any, plan: Plan, check_every: int = 0) -> None:
-        self._target = target
+    def __init__(self, plan: Plan, check_every: int = 0) -> None:
+        self.active = True
         self._plan = plan
         self._check_every = check_every
-        self._checked_step: int | None = None
-        self._exposures = Exposures()
+        self._checked_steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._exposures = Exposures(matter=any(entry.exposure_up_to is not None for entry in plan.entries))
         self._runtimes: weakref.WeakKeyDictionary[nn.Module, Runtime] = weakref.WeakKeyDictionary()
+        self._ends: list[weakref.finalize[..., nn.Module]] = []
         self._finished: list[Report] = []
-        self._wrapped = _wrapped(getattr(target, METHOD), self, bound=not isinstance(target, type))
-        self._had = METHOD in vars(target)
-        self._before = vars(target).get(METHOD)
-        setattr(target, METHOD, self._wrapped)
+        self._methods: list[_Method] = []
+
+    def add(self, trainer_or_class: Any) -> None:
+        """Put the plan into a trainer, or into every instance of a class.
+
+        Raises:
+            RefusedError: it has no method where a plan attaches.
+        """
+        self._methods.append(_Method(trainer_or_class, self))
 
     @property
     def runtimes(self) -> list[Runtime]:
@@ -58,14 +66,13 @@ class Attachment:
         return [*self._finished, *(runtime.report() for runtime in self.runtimes)]
 
     def undo(self) -> None:
-        """Restores the trainer and every model; a second call does nothing."""
-        if vars(self._target).get(METHOD) is self._wrapped:
-            if self._had:
-                setattr(self._target, METHOD, self._before)
-            else:
-                delattr(self._target, METHOD)
+        """Restores the trainers and every model; a second call does nothing."""
+        self.active = False
+        while self._methods:
+            self._methods.pop().restore()
+        while self._ends:
+            self._ends.pop()()  # once: nothing more comes of it when the model goes
         for runtime in self.runtimes:
-            _keep_report(self._finished, runtime)
             runtime.detach()
         self._runtimes.clear()
 
@@ -82,7 +89,9 @@ class Attachment:
             refuse_reentrant(trainer.args)
             runtime = self._runtimes[bare] = apply(bare, self._plan)
             # Scripts often train inside a function, so that the model is gone before anyone asks for the report.
-            weakref.finalize(bare, _keep_report, self._finished, runtime).atexit = False
+            end = weakref.finalize(bare, _keep_report, self._finished, runtime)
+            end.atexit = False
+            self._ends.append(end)
         return runtime
 
     def run(self, trainer: Any, model: nn.Module, inputs: dict[str, Any], call: Callable[[], Any]) -> Any:
@@ -97,21 +106,24 @@ class Attachment:
         with runtime.microbatch(tokens=tokens, check=check, **known) as micro_batch, observed(trainer, micro_batch):
             loss = call()
             if check:
-                error = micro_batch.true_error(loss, list(model.parameters()))
-                trainer._metrics["train"]["hilore/true_error"].append(error)
+                scalar = loss[0] if isinstance(loss, tuple) else loss  # with the model's outputs, if asked for
+                _log(trainer, "hilore/true_error", micro_batch.true_error(scalar, list(model.parameters())))
         return loss
 
     def _is_due(self, trainer: Any) -> bool:
         """Whether this is the first micro-batch of a step whose error is to be measured."""
         step = trainer.state.global_step
-        due = self._check_every > 0 and step % self._check_every == 0 and step != self._checked_step
+        due = self._check_every > 0 and step % self._check_every == 0 and step != self._checked_steps.get(trainer)
         if due:
-            self._checked_step = step
+            self._checked_steps[trainer] = step
         return due
 
 
 def attach_to(trainer_or_class: Any, plan: Plan | str | Path, check_every: int = 0) -> Attachment:
-    """Runs a `GRPOTrainer`, or every instance of that class, under `plan`.
+    """Runs a trainer, or every instance of a trainer class, under `plan`.
+
+    Exposures are known of TRL's `GRPOTrainer`. In `SFTTrainer`, `DPOTrainer` and other subclasses of transformers'
+    `Trainer` each micro-batch counts as the riskiest, so plans with one bucket of exposure fit them.
 
     Args:
         trainer_or_class: the trainer, or its class.
@@ -119,20 +131,12 @@ def attach_to(trainer_or_class: Any, plan: Plan | str | Path, check_every: int =
         check_every: measure the true gradient error of every so many steps, which takes two backward passes more.
 
     Raises:
-        RefusedError: this version of TRL has no `_compute_loss` to attach to.
+        RefusedError: it has no method where a plan attaches.
         FileError: the plan cannot be read.
     """
-    if not callable(getattr(trainer_or_class, METHOD, None)):
-        name = getattr(trainer_or_class, "__name__", type(trainer_or_class).__name__)
-        raise RefusedError(f"{name} has no method {METHOD}, where a plan attaches", "pip install 'trl>=1.15'")
-    return Attachment(trainer_or_class, plan if isinstance(plan, Plan) else load_plan(plan), check_every)
-
-
-def install(plan: Plan | str | Path, check_every: int = 0) -> Attachment:
-    """`attach_to` the `GRPOTrainer` class itself."""
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
-    return attach_to(GRPOTrainer, plan, check_every)
+    attachment = Attachment(plan if isinstance(plan, Plan) else load_plan(plan), check_every)
+    attachment.add(trainer_or_class)
+    return attachment
 
 
 def refuse_reentrant(arguments: Any) -> None:
@@ -157,18 +161,41 @@ def _refuse(name: str) -> None:
     )
 
 
-def count_tokens(inputs: dict[str, Any]) -> int:
-    """Tokens of a micro-batch, padding included."""
-    return sum(inputs[name].numel() for name in _ATTENDED)
-
-
 def _keep_report(reports: list[Report], runtime: Runtime) -> None:
     reports.append(runtime.report())
 
 
+def _log(trainer: Any, name: str, value: float) -> None:
+    """TRL's trainers collect their metrics until they log; transformers' own logs at once."""
+    if hasattr(trainer, "_metrics"):
+        trainer._metrics["train"][name].append(value)
+    else:
+        trainer.log({name: value})
+
+
+class _Method:
+    """The method of a trainer or class that computes the loss, with the plan in it."""
+
+    def __init__(self, target: Any, attachment: Attachment) -> None:
+        self._target = target
+        self._name = loss_method(target)
+        self._before = vars(target).get(self._name, _MISSING)
+        self._planned = _wrapped(getattr(target, self._name), attachment, bound=not isinstance(target, type))
+        setattr(target, self._name, self._planned)
+
+    def restore(self) -> None:
+        """Puts back what was there; where somebody has wrapped it again, it stays inside, doing nothing."""
+        if vars(self._target).get(self._name) is not self._planned:
+            return
+        if self._before is _MISSING:
+            delattr(self._target, self._name)
+        else:
+            setattr(self._target, self._name, self._before)
+
+
 def _wrapped(original: Callable[..., Any], attachment: Attachment, *, bound: bool) -> Callable[..., Any]:
     def planned(trainer: Any, model: nn.Module, inputs: dict[str, Any], call: Callable[[], Any]) -> Any:
-        if not (model.training and torch.is_grad_enabled()):
+        if not (attachment.active and model.training and torch.is_grad_enabled()):
             return call()
         return attachment.run(trainer, model, inputs, call)
 
@@ -176,13 +203,13 @@ def _wrapped(original: Callable[..., Any], attachment: Attachment, *, bound: boo
         trainer = original.__self__  # type: ignore[attr-defined]
 
         @wraps(original)
-        def on_instance(model: nn.Module, inputs: dict[str, Any]) -> Any:
-            return planned(trainer, model, inputs, lambda: original(model, inputs))
+        def on_instance(model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            return planned(trainer, model, inputs, lambda: original(model, inputs, *args, **kwargs))
 
         return on_instance
 
     @wraps(original)
-    def on_class(self: Any, model: nn.Module, inputs: dict[str, Any]) -> Any:
-        return planned(self, model, inputs, lambda: original(self, model, inputs))
+    def on_class(self: Any, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return planned(self, model, inputs, lambda: original(self, model, inputs, *args, **kwargs))
 
     return on_class

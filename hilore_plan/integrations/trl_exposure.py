@@ -26,6 +26,8 @@ def loss_config(trainer: Any) -> LossConfig:
         UsageError: the trainer has a loss that is not known here.
     """
     arguments = trainer.args
+    if not hasattr(arguments, "loss_type"):
+        raise UsageError(f"{type(trainer).__name__} names no loss_type")
     names = {field.name for field in fields(LossConfig)} - {"kl_estimator", "has_auxiliary_loss"}
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     corrected = getattr(arguments, "use_bias_correction_kl", False)
@@ -40,10 +42,13 @@ class Exposures:
     """Tells micro-batches of a trainer from each other; where it cannot, each counts as the riskiest.
 
     Gradients of an entropy bonus and of a router's auxiliary loss are in no coefficient: then nothing is known.
+
+    Args:
+        matter: whether the plan has buckets of exposure, so that it is worth a warning where nothing is known.
     """
 
-    def __init__(self) -> None:
-        self._warned = False
+    def __init__(self, *, matter: bool = True) -> None:
+        self._warned = not matter
 
     def known(self, trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         """Arguments for `Runtime.microbatch`, or none."""
@@ -51,7 +56,7 @@ class Exposures:
             config = loss_config(trainer)
             if config.has_entropy_bonus or config.has_auxiliary_loss:
                 raise UsageError("a part of its gradient does not pass through the log-probs")
-            return _known(trainer, inputs, config)
+            return known_of(trainer, inputs, config)
         except (UsageError, AttributeError, KeyError, TypeError) as error:
             self._warn(error)
             return {}
@@ -67,7 +72,8 @@ class Exposures:
             )
 
 
-def _known(trainer: Any, inputs: dict[str, Any], config: LossConfig) -> dict[str, Any]:
+def known_of(trainer: Any, inputs: dict[str, Any], config: LossConfig) -> dict[str, Any]:
+    """What is known of rows before their forward, as `exposure.predict` takes it; `loss` and `normaliser` with it."""
     mask = inputs["completion_mask"]
     if "tool_mask" in inputs:
         mask = mask * inputs["tool_mask"]

@@ -51,10 +51,14 @@ def risk_budget(wanted: Wanted, shared: Sequence[Shared]) -> schema.RiskBudget:
 
 
 def binding(shared: Shared) -> Literal["memory", "risk", "neither"]:
-    """What keeps the steps of one size from being faster: nothing if they recompute nothing, risk if it has a price."""
+    """What keeps the steps of one size from being faster.
+
+    Nothing if they recompute nothing; risk if a little more of it would make them faster; memory, of which enough would
+    store everything, in all other cases.
+    """
     if all(plan.simulation.recompute_seconds == 0 for plan in shared.plans):
         return "neither"
-    return "risk" if shared.price > 0 else "memory"
+    return "risk" if shared.tight else "memory"
 
 
 def _groups(view: View, solved: Solved) -> tuple[schema.Group, ...]:

@@ -8,6 +8,7 @@ cast one, and one per codec), and x_v = s_v + sum_f c_vf:
       x_v <= 1                                a unit is stored, kept in a form, or recomputed (= 1 if it cannot be)
       d[v,p] + x_v >= 1                       from the first stage that has v as a slot, v is wanted or kept
       d[v,p] <= 1 - x_v                       what is kept is not wanted
+      d[v,p] <= d[v,p+1]
       d[v,p] <= sum_{o reads v} r[o,p]        nothing is wanted before its time (earlier than v's first slot)
       d[v,p] <= r[o,p] <= sum_v d[v,p]        an op o has run by stage p if one of its outputs v was wanted by then
       r[o,p] <= r[o,p+1]

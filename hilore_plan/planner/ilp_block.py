@@ -163,6 +163,8 @@ class _Builder:
             self._add(wanted <= 1 - self._held(value))
         if len(self.cls.ops[op].outputs) > 1:
             self._add(wanted <= self.ran[op][stage])
+            if stage < self.last:  # what was wanted once counts at the end, where inexactness asks for it
+                self._add(wanted <= self.wanted[value][stage + 1])
         slots = self.cls.slots[value]
         if not slots or slots[0] > stage:
             self._add(wanted <= pulp.lpSum(self.ran[reader][stage] for reader in self._readers(value)))

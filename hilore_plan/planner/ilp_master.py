@@ -23,7 +23,7 @@ from hilore_plan.planner.ilp import BlockSolver
 from hilore_plan.planner.ilp_solver import Constraint, Expression, Scale, run
 from hilore_plan.planner.patterns import Column, column, pareto
 from hilore_plan.planner.risk import Price, Rho
-from hilore_plan.planner.rooms import Rooms
+from hilore_plan.planner.rooms import Rooms, fits
 
 ROUNDS = 60
 FEW_STEPS, MANY_STEPS = 8, 4  # the fewer blocks there are to mix, the more is lost by mixing only a few patterns
@@ -111,8 +111,13 @@ class Master:
             return choose(self.rooms, self.price, self._pools(relaxed, window), BANDS[0])
         if len(self.view.blocks) <= FEW_BLOCKS:
             return self._pick_few(relaxed, window)
-        program = _Program(self, self._pools(relaxed, window), 1.0, over=False, whole=True)
-        return program.chosen() if run(program.problem, self.solver, gap=gap, nodes=NODES) else None
+        pools = self._pools(relaxed, window)
+        program = _Program(self, pools, 1.0, over=False, whole=True)
+        found = program.chosen() if run(program.problem, self.solver, gap=gap, nodes=NODES) else None
+        if found is None or fits(self.rooms, [block.cost for block in found]):
+            return found
+        # a few bytes over, by the tolerance within which the solver takes a binary for whole
+        return choose(self.rooms, self.price, pools, BANDS[0])
 
     def _pick_few(self, relaxed: Relaxed, window: float) -> list[Column] | None:
         """A rough choice first makes the window, and so the work of the fine one, small."""

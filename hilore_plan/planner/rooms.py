@@ -43,14 +43,27 @@ def rooms_at(view: View, limit: int) -> Rooms:
 
 def fits(rooms: Rooms, costs: Sequence[BlockCost]) -> bool:
     """Whether the blocks find room at every point."""
-    kept = 0
+    return excess(rooms, costs) <= 0
+
+
+def excess(rooms: Rooms, costs: Sequence[BlockCost]) -> int:
+    """By how many bytes the blocks are over their room at the point where they are most; not above 0 if they fit."""
+    kept, over = 0, -rooms.outside
     for position, cost in enumerate(costs):
-        if kept + max(stage.total for stage in cost.stages) > rooms.backward[position]:
-            return False
+        over = max(over, kept + max(stage.total for stage in cost.stages) - rooms.backward[position])
         kept += cost.kept_bytes
-        if kept > rooms.forward[position]:
-            return False
-    return kept <= rooms.head and rooms.outside >= 0
+        over = max(over, kept - rooms.forward[position])
+    return max(over, kept - rooms.head)
+
+
+def lowered(rooms: Rooms, count: int) -> Rooms:
+    """The rooms that a limit lower by `count` bytes leaves."""
+    return Rooms(
+        forward=tuple(room - count for room in rooms.forward),
+        backward=tuple(room - count for room in rooms.backward),
+        head=rooms.head - count,
+        outside=rooms.outside - count,
+    )
 
 
 def slack_of(rooms: Rooms, costs: Sequence[BlockCost], position: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hilore_plan.planner.buckets import Bucket
@@ -35,28 +35,34 @@ ROUNDS = 8
 ENOUGH = 3e-4  # of the step time: less than that, in all buckets together, is not looked for any more
 STEPS_PER_DECADE = 25  # of prices that are tried while lambda is looked for
 SLACK = 1e-9  # relative: a sum of squares may come out that much above the square of the limit
+RISE = 0.05  # relative: the risk binds if that much more of it would make a step faster
 
 
 @dataclass(frozen=True)
 class Shared:
     """A plan for each bucket, the price of risk in seconds per squared error, and the squared error of a step.
 
-    `gap` is how much faster any other choice could be, at most, relative to the step time.
+    `gap` is how much faster any other choice could be, at most, relative to the step time. `tight` says that the limit
+    on risk binds: it has a price, and a little more of it (`RISE`) would be enough for a faster choice.
     """
 
     plans: tuple[Solved, ...]
     price: float
     risk: float
     gap: float
+    tight: bool = False
 
 
 class Curve:
-    """The plans of one view under one limit, at as many prices as they were asked for."""
+    """The plans of one view under one limit, at as many prices as they were asked for.
 
-    def __init__(self, view: View, limit: int, planner: Planner, exact: Solved) -> None:
+    `known` are plans that are known to fit, such as those of a smaller limit.
+    """
+
+    def __init__(self, view: View, limit: int, planner: Planner, exact: Solved, known: Sequence[Solved] = ()) -> None:
         self.site, self.exact = Site(view, limit, planner), exact
         self.site.plans.append(list(exact.columns))
-        self.plans = [exact]
+        self.plans = _front([exact, *known])
         self._found: dict[tuple[float, bool], Solved] = {}
 
     @property
@@ -86,16 +92,43 @@ def find_price(curve: Curve, buckets: Sequence[Bucket], limit: float) -> float:
     return price
 
 
+def find_price_and_beyond(curve: Curve, buckets: Sequence[Bucket], limit: float) -> float:
+    """The same; the curve then also has the plans for a little more risk, by which `choice` says whether it binds."""
+    price = find_price(curve, buckets, limit)
+    if price:
+        find_price(curve, buckets, limit * (1 + RISE))
+    return price
+
+
 def share(curve: Curve, buckets: Sequence[Bucket], limit: float) -> Shared:
     """The fastest plans for the buckets within the limit on a step's relative error."""
-    price = find_price(curve, buckets, limit)
+    price = find_price_and_beyond(curve, buckets, limit)
     own = [_price_of(bucket, price) for bucket in buckets]
     least = [curve.at(each, fine=each > 0).bound for each in own]
-    plans = choose_plans(curve.plans, buckets, limit)
-    seconds = sum(b.frequency * plan.simulation.recompute_seconds for b, plan in zip(buckets, plans, strict=True))
-    risk = sum(bucket.weight * plan.risk for bucket, plan in zip(buckets, plans, strict=True))
+    found = choice(curve.plans, buckets, limit, price)
+    seconds = mean_seconds(buckets, found.plans)
     bound = sum(b.frequency * low for b, low in zip(buckets, least, strict=True)) - price * limit**2
-    return Shared(plans, price, risk, max(0.0, seconds - bound) / max(curve.step_seconds + seconds, 1e-12))
+    return replace(found, gap=max(0.0, seconds - bound) / max(curve.step_seconds + seconds, 1e-12))
+
+
+def choice(known: Sequence[Solved], buckets: Sequence[Bucket], limit: float, price: float) -> Shared:
+    """The fastest of the known plans within the limit, and whether the limit is what holds them back."""
+    plans = choose_plans(known, buckets, limit)
+    more = choose_plans(known, buckets, limit * (1 + RISE))
+    risk = sum(bucket.weight * plan.risk for bucket, plan in zip(buckets, plans, strict=True))
+    tight = price > 0 and mean_seconds(buckets, more) < mean_seconds(buckets, plans)
+    return Shared(plans, price, risk, 0.0, tight)
+
+
+def mean_seconds(buckets: Sequence[Bucket], plans: Sequence[Solved]) -> float:
+    """The seconds of a step beyond store-everything.
+
+    Added up just as `choose_plans` does it, so that no other combination that it knows is faster by a last digit.
+    """
+    took = 0.0
+    for bucket, plan in zip(buckets, plans, strict=True):
+        took += bucket.frequency * plan.simulation.recompute_seconds
+    return took
 
 
 def choose_plans(plans: Sequence[Solved], buckets: Sequence[Bucket], limit: float) -> tuple[Solved, ...]:

@@ -14,7 +14,7 @@ from hilore_plan.planner.ilp_solver import Scale, SolverError, scale_for
 from hilore_plan.planner.improve import fill
 from hilore_plan.planner.patterns import Column, Pattern, column, named, recompute_all, store_all
 from hilore_plan.planner.risk import Price, exact_view, total_risk
-from hilore_plan.planner.rooms import fits, rooms_at
+from hilore_plan.planner.rooms import excess, fits, lowered, rooms_at
 from hilore_plan.planner.simulate import Simulation, simulate
 from hilore_plan.planner.timeline import View
 
@@ -22,6 +22,7 @@ from hilore_plan.planner.timeline import View
 RELAXATION_GAP = 1e-4
 CHOICE_GAP = 4e-4
 ENOUGH_GAP = 1e-4  # a plan this near to its bound is not improved further
+TRIES = 6  # how often a plan may come out over its limit by the solver's tolerance
 # Up to so many units in all blocks the program is solved as it stands, to the optimum.
 WHOLE_UNITS = 80
 
@@ -187,8 +188,25 @@ class _Task:
         return [column(self.price.view, index, pattern) for index, pattern in pairs]
 
     def _by_whole(self) -> tuple[list[Column] | None, float]:
-        found = solve_whole(self.price, self.site.rooms, self.site.scale, self._solver, 0.0)
-        return (None, 0.0) if found is None else (self._columns(found[0]), found[1])
+        """The solution of the program as it stands.
+
+        A solver takes a binary for whole within 1e-6, so that a plan may come out a few bytes over its limit; CBC may
+        even find none where there is one. Then it is solved again with less room, each time 16 times as much less.
+        """
+        rooms, bound = self.site.rooms, 0.0
+        for attempt in range(TRIES):
+            found = solve_whole(self.price, rooms, self.site.scale, self._solver, 0.0)
+            over = 1
+            if found is not None:
+                columns = self._columns(found[0])
+                bound = bound if attempt else found[1]  # the first one is that of the whole room
+                over = excess(self.site.rooms, [block.cost for block in columns])
+                if over <= 0:
+                    return columns, bound
+            elif not any(map(self._fits, self._incumbents())):
+                break
+            rooms = lowered(self.site.rooms, over << (4 * attempt))
+        return None, bound
 
     def _by_patterns(self) -> tuple[list[Column] | None, float]:
         view, scale = self.price.view, self.site.scale

@@ -99,20 +99,18 @@ def seeded_advantages(rows: int, seed: int) -> tuple[float, ...]:
     return group_advantages(rewards, groups)
 
 
-def text_data(text: CalibrationText, device: torch.device) -> CalibrationData:
-    """Micro-batches of `ROWS` rows each; a row that is left over is dropped.
+def text_data(text: CalibrationText, device: torch.device, *, rows: int = ROWS) -> CalibrationData:
+    """Micro-batches of `rows` rows each; rows that are left over are dropped.
 
     Raises:
         UsageError: not enough rows for one micro-batch.
     """
     samples = text.samples
-    groups = [samples[start : start + ROWS] for start in range(0, len(samples) - ROWS + 1, ROWS)]
+    groups = [samples[start : start + rows] for start in range(0, len(samples) - rows + 1, rows)]
     if not groups:
-        raise UsageError(f"{len(samples)} rows are too few to calibrate on", f"give at least {4 * ROWS}")
+        raise UsageError(f"{len(samples)} rows are too few to calibrate on", f"give at least {4 * rows}")
     tokens = sum(len(sample.completion) for group in groups for sample in group)
-    return CalibrationData(
-        [_text_batch(group, tokens, device) for group in groups], text.source, may_skip(LOSS).allowed
-    )
+    return CalibrationData([text_batch(group, tokens, device) for group in groups], text.source, may_skip(LOSS).allowed)
 
 
 def step_data(workload: Workload, loss: Loss, vocab_size: int, device: torch.device, seed: int) -> CalibrationData:
@@ -127,7 +125,8 @@ def _own_loss(loss: Loss, batch: MicroBatch, model: nn.Module) -> torch.Tensor:
     return loss(model, batch)
 
 
-def _text_batch(samples: Sequence[Sample], tokens: int, device: torch.device) -> CalibrationBatch:
+def text_batch(samples: Sequence[Sample], tokens: int, device: torch.device) -> CalibrationBatch:
+    """One micro-batch of a step that has so many `tokens` in its completions, padded to the longest of these rows."""
     length = max(len(sample.prompt) + len(sample.completion) for sample in samples)
     ids = torch.zeros((len(samples), length), dtype=torch.long)
     # whether position t is asked for token t + 1; what fills a row up comes after all that counts

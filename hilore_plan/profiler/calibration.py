@@ -179,10 +179,11 @@ class _Calibration:
         return step.squared()
 
     def _announce(self, seconds: float, recorded: Recorded, mixes: int) -> None:
-        """Tells the cost beforehand: one pair in all blocks takes about as long as to record a micro-batch."""
+        """Tells the cost beforehand: of the tests, and of passes through the model of `seconds` each."""
         tested, fitted, aside = len(self.calibrated), len(self._fitted), len(self.aside)
-        rounds = self.tests.tests_per_block(recorded) + 2 * tested + fitted * (2 + FIT_MIXES) + aside * (2 + mixes)
-        self.progress.start(f"calibrating, about {format_seconds(rounds * seconds)}", tested + fitted + aside)
+        passes = 2 * tested + fitted * (2 + FIT_MIXES) + aside * (2 + mixes)
+        total = self.tests.expected_seconds(recorded) + passes * seconds
+        self.progress.start(f"calibrating, about {format_seconds(total)}", tested + fitted + aside)
 
     @property
     def _fitted(self) -> list[CalibrationBatch]:

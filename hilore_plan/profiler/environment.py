@@ -37,7 +37,7 @@ def describe_environment(device: torch.device) -> Environment:
         python=platform.python_version(),
         torch=torch.__version__,
         transformers=_version("transformers"),
-        device=device.type,
+        device=str(device),  # with its number: a plan is verified where its profile was measured
         device_name=_device_name(device),
         threads=torch.get_num_threads(),
         platform=f"{platform.system()} {platform.machine()}",

@@ -23,10 +23,19 @@ def start_bytes(step: ActorStep) -> int:
     return torch.cuda.memory_allocated(step.device) if step.device.type == "cuda" else step.live_bytes()
 
 
-def measure_peak(step: ActorStep, runtime: Enterable | None = None) -> int:
-    """Peak bytes of one complete update; the optimizer's state must be there already, so step once before."""
+def measure_peak(step: ActorStep, runtime: Enterable | None = None, *, short: bool = False) -> int:
+    """Peak bytes of one update; the optimizer's state must be there already, so step once before.
+
+    Args:
+        step: the update.
+        runtime: that it runs under.
+        short: take the first micro-batch for all of them.
+    """
     quiet_profiler()
     base = start_bytes(step)
     with Recorder(step.device) as recorder:
-        step.step(runtime)
+        if short:
+            step.short(runtime)
+        else:
+            step.step(runtime)
     return base + recorder.trace.peak_bytes

@@ -36,10 +36,10 @@ from hilore_plan.progress import Progress, Silent
 from hilore_plan.schema.profile import ClassMeasure, Point, Profile
 from hilore_plan.schema.record import Mode, Workload
 
-# rounds of step times at a point: five, or as few as three at the largest point and one below it once a minute is spent
+# rounds of step times at a point: five, or as few as three at the largest point and one below it once they take long
 ROUNDS = 5
 LEAST_ROUNDS = 3
-ENOUGH_SECONDS = 60.0
+ENOUGH_SECONDS = 12.0
 
 
 def profile_module(
@@ -152,7 +152,7 @@ class _Session:
         risk = calibrate(self.model, self.blocks, classes, data, names, self.progress) if data else None
         self.progress.start("profiling", 2 + len(workloads) * (3 + ROUNDS))
         self.progress.advance("first step")
-        self.first.step()
+        self._step(workloads[0], self.first.optimizer).step()
         self.progress.advance(f"{workloads[0].tokens} tokens: peak of store-everything")
         points = tuple(self._point(scaled, classes) for scaled in workloads)
         self.progress.finish()
@@ -182,7 +182,7 @@ class _Session:
         trace = self._record(step, classes)
         self.progress.advance(f"{about}: peak of checkpointing")
         with checkpointed(self.blocks):
-            gc_peak = measure_peak(step)
+            gc_peak = measure_peak(step, short=True)
         self.progress.advance(f"{about}: step times")
         timed = self._time(step, about)
         calls = self._calls(step)
@@ -209,30 +209,35 @@ class _Session:
         return max(0, start_bytes(step) - step.live_bytes())
 
     def _record(self, step: ActorStep, classes: Sequence[FoundClass]) -> Trace:
-        """A recorded update under store-everything; without accumulation its first micro-batch, which is an update."""
+        """A recorded update of one micro-batch under store-everything; its peak is that of a complete one."""
         stages = {block: c.slot_stages for c in classes for block in c.record.blocks}
         with Recorder(self.device) as recorder:
             with BlockWatch(self.blocks, [stages[index] for index in sorted(stages)], recorder):
-                for index in range(len(step.batches) if self.workload.accumulation else 1):
-                    step.backward(index)
-                    recorder.mark("between")
+                step.backward(0)
             recorder.mark("optimizer")
             step.update()
         return recorder.trace
 
     def _time(self, step: ActorStep, about: str) -> _Timed:
-        """Medians over interleaved rounds; the recorded updates before have warmed both modes up."""
+        """Medians over interleaved rounds of one micro-batch and one update; those recorded before were the warm-up."""
         store: list[float] = []
         gc: list[float] = []
+        update: list[float] = []
         least = LEAST_ROUNDS if step.workload.tokens == self.workload.tokens else 1
         for number in range(ROUNDS):
             if number < least or sum(store) + sum(gc) < ENOUGH_SECONDS:
-                store.append(seconds_of(step.step, self.device))
+                zero = seconds_of(step.zero_grad, self.device)
+                store.append(seconds_of(step.backward, self.device))
                 with checkpointed(self.blocks):
-                    gc.append(seconds_of(step.step, self.device))
+                    gc.append(seconds_of(step.backward, self.device))
+                update.append(zero + seconds_of(step.update, self.device))
             self.progress.advance(f"{about}: {'step times' if number + 1 < ROUNDS else 'op times'}")
-        added = statistics.median(slow - fast for slow, fast in zip(gc, store, strict=True))
-        return _Timed(statistics.median(store), statistics.median(gc), added)
+        count, rest = len(step.batches), step.updates * statistics.median(update)
+        return _Timed(
+            store=count * statistics.median(store) + rest,
+            gc=count * statistics.median(gc) + rest,
+            added=count * statistics.median(slow - fast for slow, fast in zip(gc, store, strict=True)),
+        )
 
     def _working(self, reading: Reading, number: int, call: Call) -> tuple[tuple[int, ...], int]:
         """What each stage of backward, and forward, need of a class beyond the values that they have."""

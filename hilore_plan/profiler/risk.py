@@ -6,6 +6,7 @@ round with block and pair, so that every micro-batch has its share of the work a
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,11 +76,23 @@ class BlockTests:
             self._pairs = [self._class_pairs(number, recorded) for number in range(len(self.classes))]
         return self._pairs
 
-    def tests_per_block(self, recorded: Recorded) -> float:
-        """How many tests an average block goes through, over all micro-batches."""
-        pairs = self.pairs(recorded)
-        tests = sum(len(pairs[number]) for number in self.owner)
-        return tests / max(len(self.owner), 1) * min(PASSES, self.micro_batches)
+    def expected_seconds(self, recorded: Recorded) -> float:
+        """What all tests will take: one pair of each class and codec is tried, a second time for the clock."""
+        passes = min(PASSES, self.micro_batches)
+        total = 0.0
+        for number, pairs in enumerate(self.pairs(recorded)):
+            for codec in self.codecs:
+                alike = [pair for pair in pairs if pair.codec is codec]
+                if alike:
+                    seconds = self._seconds_of(recorded, self.members[number][0], alike[len(alike) // 2])
+                    total += seconds * len(alike) * len(self.members[number]) * passes
+        return total
+
+    def _seconds_of(self, recorded: Recorded, block: int, pair: Pair) -> float:
+        self._compressed(recorded, block, recorded.tapes[block], pair)
+        started = time.perf_counter()
+        self._compressed(recorded, block, recorded.tapes[block], pair)
+        return time.perf_counter() - started
 
     def run(self, recorded: Recorded, exposure: float, number: int, step: Sketch) -> None:
         """The tests of micro-batch `number`, block by block from the lowest; its gradient is added to `step`."""

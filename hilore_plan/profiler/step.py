@@ -182,6 +182,20 @@ class ActorStep:
         if self.workload.accumulation:
             self.update()
 
+    def short(self, runtime: Enterable | None = None) -> None:
+        """An update of the first micro-batch alone: all of them are of one size, so its peak is that of a complete one.
+
+        Under accumulation this holds once there are gradients from an update before.
+        """
+        self.zero_grad()
+        self.backward(0, runtime)
+        self.update()
+
+    @property
+    def updates(self) -> int:
+        """How often the optimizer steps in one actor update."""
+        return 1 if self.workload.accumulation else len(self.batches)
+
     def zero_grad(self) -> None:
         """Under accumulation gradients are zeroed in place, else freed."""
         self.optimizer.zero_grad(set_to_none=not self.workload.accumulation)

@@ -10,19 +10,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from hilore_plan.errors import PlanMismatchError, RefusedError
+from hilore_plan.errors import RefusedError
 from hilore_plan.graph.blocks import NamedBlocks, find_blocks
-from hilore_plan.graph.recovery_units import BlockGraph, parameter_descriptions
+from hilore_plan.graph.recovery_units import BlockGraph
 from hilore_plan.runtime.actions import NOTHING, PlanActions, check_units
 from hilore_plan.runtime.alarm import Alarm
 from hilore_plan.runtime.block import PlannedForward
+from hilore_plan.runtime.compiled import refuse_compiled
 from hilore_plan.runtime.exposures import exposure_of
+from hilore_plan.runtime.fits import check_model, check_parameters
 from hilore_plan.runtime.frame import Clock
 from hilore_plan.runtime.lookup import Lookup
 from hilore_plan.runtime.meter import Meter
 from hilore_plan.runtime.microbatch import Microbatch
 from hilore_plan.runtime.recipe import Recipe
 from hilore_plan.runtime.report import EntryUse, Report
+from hilore_plan.runtime.sharded import is_sharded, refuse_sharded
 from hilore_plan.runtime.variants import Variants
 from hilore_plan.schema.io import load_plan
 from hilore_plan.schema.plan import Plan
@@ -44,11 +47,14 @@ def apply(model: nn.Module, plan: Plan | str | Path, *, blocks: Sequence[str | n
 
     Raises:
         PlanMismatchError: the plan was made for another model.
-        RefusedError: a block is compiled, checkpointed with `use_reentrant=True`, or has a plan already.
+        RefusedError: a block, or what it is a part of, is compiled; a block is checkpointed with `use_reentrant=True`,
+            or has a plan already; the model is sharded by FSDP1 or DeepSpeed ZeRO-3.
         FileError: the plan file is missing or not a plan.
     """
     loaded = plan if isinstance(plan, Plan) else load_plan(plan)
+    refuse_sharded(model)
     found = find_blocks(model, blocks)
+    refuse_compiled(model, found)  # before it is compared: compiled modules have other names for their parameters
     check_model(found, loaded)
     for name, block in found:
         _refuse_unsafe(name, block)
@@ -69,6 +75,8 @@ class Runtime:
         self._actions = PlanActions(plan)
         self._recipes: dict[tuple[BlockGraph, int, frozenset[int], bool], Recipe] = {}
         self._checked: set[int] = set()
+        # all others were compared by `apply`, and may be frozen or converted since
+        self._sharded = {i for i, (_, block) in enumerate(blocks) if is_sharded(block)}
         self._uses: Counter[int | None] = Counter()
         self._errors = [entry.predicted.error for entry in plan.entries]
         self.current = Microbatch(self, None, None)
@@ -178,11 +186,17 @@ class Runtime:
             self._recipes[key] = Recipe(graph, NOTHING)
         return self._recipes[key]
 
+    def may_compress(self, block: int, unit: str) -> bool:
+        """See `block.Context.may_compress`."""
+        return self._actions.may_compress(block, unit)
+
     def _check(self, block: int, graph: BlockGraph, entry: int | None) -> None:
-        """A block's first graph must have the plan's units; a later variant may lack some (a mask, frozen inputs)."""
+        """One graph of each block must have the plan's units; a variant may lack some (a mask, frozen inputs)."""
         if entry is not None and block not in self._checked:
-            check_units(self._blocks[block].name, graph, self._actions.of(entry, block))
-            self._checked.add(block)
+            if block in self._sharded:
+                check_parameters(block, self._blocks[block].name, self._blocks[block].block, self.plan)
+            if check_units(self._blocks[block].name, graph, self._actions.of(entry, block)):
+                self._checked.add(block)
 
     def __enter__(self) -> Runtime:
         return self
@@ -191,43 +205,9 @@ class Runtime:
         self.detach()
 
 
-def check_model(blocks: NamedBlocks, plan: Plan) -> None:
-    """Compare a model's blocks with those of a plan.
-
-    Raises:
-        PlanMismatchError: they differ in number or in their parameters; the message says how.
-    """
-    if len(blocks) != len(plan.block_names):
-        raise PlanMismatchError(
-            f"the plan is for {plan.model.name} with {len(plan.block_names)} blocks; this model has {len(blocks)}",
-            "make a plan for this model: hilore profile, then hilore plan",
-        )
-    for kind in plan.classes:
-        for index in kind.blocks:
-            name, block = blocks[index]
-            _compare(name, parameter_descriptions(block), kind.parameters, plan.model.name)
-
-
-def _compare(name: str, found: dict[str, str], expected: dict[str, str], model: str) -> None:
-    differing = [key for key in sorted({*found, *expected}) if found.get(key) != expected.get(key)]
-    if differing:
-        key = differing[0]
-        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-        raise PlanMismatchError(
-            f"the plan is for {model}: there {key} of {name} is {expected.get(key, 'absent')}, "
-            f"here it is {found.get(key, 'absent')}{more}",
-            "profile the model as it trains (dtype, LoRA, frozen layers), then plan again",
-        )
-
-
 def _refuse_unsafe(name: str, block: nn.Module) -> None:
     if isinstance(vars(block).get("forward"), PlannedForward):
         raise RefusedError(f"block {name} has a plan already", "call runtime.detach() first")
-    if getattr(block, "_compiled_call_impl", None) is not None or hasattr(block, "_orig_mod"):
-        raise RefusedError(
-            f"block {name} is compiled: torch.compile does not run saved-tensor hooks",
-            "train without torch.compile on the blocks, or without a plan",
-        )
     keywords: dict[str, Any] = getattr(getattr(block, "_gradient_checkpointing_func", None), "keywords", {})
     if getattr(block, "gradient_checkpointing", False) and keywords.get("use_reentrant"):
         raise RefusedError(
@@ -258,4 +238,4 @@ def _restore(planned: PlannedForward, before: dict[str, Any]) -> None:
 
 def _stored_units(block: PlannedForward) -> list[str]:
     wrong = [graph.values[value].name for graph, wrong in block.stored.items() for value in sorted(wrong)]
-    return [*wrong, *block.refused]
+    return [*dict.fromkeys([*wrong, *block.refused])]

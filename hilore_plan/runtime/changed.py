@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import torch
+
 from hilore_plan.errors import RecoveryError
+
+UNTRACKED = -1
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place. Tensors made under `inference_mode` do not count that."""
+    try:
+        return tensor._version
+    except RuntimeError:  # asking first would take longer than all the rest
+        return UNTRACKED
 
 
 def changed_in_place(what: str) -> RecoveryError:

@@ -10,17 +10,25 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hilore_plan.graph.signature import PLAIN, Call
+from hilore_plan.runtime.changed import version_of
 
 Forward = Callable[..., Any]
 
 
 class Fallback:
-    """Runs a block's forward without a plan. The first time plainly, to see whether forward changes its own state."""
+    """Runs a block's forward without a plan. The first time plainly, to see whether forward changes its own state.
 
-    def __init__(self, block: nn.Module, forward: Forward) -> None:
+    Args:
+        block: the block.
+        forward: its own forward.
+        stored: whether it cannot be checkpointed either.
+    """
+
+    def __init__(self, block: nn.Module, forward: Forward, *, stored: bool = False) -> None:
         self._block = block
         self._forward = forward
-        self._repeatable: bool | None = None
+        self._stored = stored
+        self._repeatable: bool | None = False if stored else None
 
     @property
     def repeatable(self) -> bool | None:
@@ -30,6 +38,8 @@ class Fallback:
     @property
     def description(self) -> str:
         """What is done instead of the plan."""
+        if self._stored:
+            return "stored"
         return "stored, as its forward changes its own state" if self._repeatable is False else "checkpointed"
 
     def run(self, call: Call) -> Any:
@@ -45,7 +55,7 @@ class Fallback:
         return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
 
     def _state(self, call: Call) -> Any:
-        versions = [tensor._version for tensor in (*self._block.buffers(), *call.tensors)]
+        versions = [version_of(tensor) for tensor in (*self._block.buffers(), *call.tensors)]
         opaque = [_identities(leaf) for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
         return versions, opaque, [_attributes(module) for module in self._block.modules()]
 
@@ -60,5 +70,5 @@ def _identities(argument: Any) -> Any:
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """Plain attributes by value, tensors by identity and version."""
     plain = {name: value for name, value in vars(module).items() if isinstance(value, PLAIN)}
-    tensors = {name: (id(v), v._version) for name, v in vars(module).items() if isinstance(v, torch.Tensor)}
+    tensors = {name: (id(v), version_of(v)) for name, v in vars(module).items() if isinstance(v, torch.Tensor)}
     return {**plain, **tensors}

@@ -89,13 +89,13 @@ class Stage:
         "following",
         "geometries",
         "kinds",
+        "notes",
         "previous",
         "program",
         "sizes",
         "sources",
         "state",
         "values",
-        "versions",
     )
 
     def __init__(
@@ -112,7 +112,7 @@ class Stage:
         self.geometries = geometries
         self.kinds = kinds
         self.state = state
-        self.versions = state.versions(program.state)
+        self.notes = state.notes(program.state)
         self.clock = clock
         self.sources: Sequence[Source] | None = None
         self.carried: dict[int, torch.Tensor] = {}
@@ -144,7 +144,7 @@ class Stage:
         if self.sources is None:
             raise RecoveryError("backward began before the block's forward was over", "run one after the other")
         started = perf_counter()
-        state = self.state.read(program.state, self.versions)
+        state = self.state.read(program.state, self.notes)
         sources = [source.base() for source in self.sources]
         carried = [self.carried[value] for value in program.carried]
         with torch.no_grad(), _without_autocast(_device_type(state, sources)):

@@ -142,10 +142,10 @@ class TrialPacker(Packer):
     """The packer of a block's first forward: keeps everything, and lets go only if everything comes back bit for bit.
 
     All slots are rebuilt from the arguments alone, whatever the plan keeps: what comes back so does under any plan.
-    After `seal`, `wrong` names the values that did not.
+    After `seal`, `wrong` names the values that did not, and `not_finite` those that no codec can hold.
     """
 
-    __slots__ = ("_everything", "_failure", "_handles", "_owners", "wrong")
+    __slots__ = ("_everything", "_failure", "_handles", "_owners", "not_finite", "wrong")
 
     def __init__(
         self,
@@ -162,6 +162,7 @@ class TrialPacker(Packer):
         self._owners: list[Owner | None] = []
         self._failure: SlotMismatchError | None = None
         self.wrong: frozenset[int] = frozenset()
+        self.not_finite: frozenset[int] = frozenset()
 
     def pack(self, tensor: torch.Tensor) -> Handle:
         """The pack hook. What does not fit the graph is reported by `seal`: until then all is kept."""
@@ -171,9 +172,18 @@ class TrialPacker(Packer):
             try:
                 self._everything.pack(tensor)
                 self._owners.append(super().pack(tensor).owner)
+                self._check_strides(handle.slot, tensor)
             except SlotMismatchError as error:
                 self._failure = error
         return handle
+
+    def _check_strides(self, slot: int, tensor: torch.Tensor) -> None:
+        """What a program makes or reads must lie in memory as the graph says; not every kernel keeps to that."""
+        rule = self._everything._rules[slot]
+        size, stride, _ = self._layout.slots[slot]
+        involved = rule.treatment is Treatment.REBUILD or rule.provides
+        if involved and not same_strides(size, tensor.stride(), stride):
+            raise mismatch(slot, f"laid out by strides {list(tensor.stride())}", f"{list(stride)}")
 
     def seal(self) -> None:
         """See `Packer.seal`."""
@@ -188,7 +198,8 @@ class TrialPacker(Packer):
         self._finish()
         self._everything._finish()
         self.wrong = frozenset(self._wrong_values())
-        if not self.wrong:
+        self.not_finite = frozenset(self._values_that_are_not_finite())
+        if not self.wrong and not self.not_finite & self._recipe.codecs.keys():
             for handle, owner in zip(self._handles, self._owners, strict=True):
                 if owner is not None:
                     handle.give_up(owner)
@@ -211,6 +222,13 @@ class TrialPacker(Packer):
                 if not same_bits(owner.take(handle.slot), handle.tensor):
                     yield self._rules[handle.slot].value
                 owner.wide = None
+
+    def _values_that_are_not_finite(self) -> Iterator[int]:
+        """An attention mask holds -inf, which makes NaN of its whole group in a codec, and so of all gradients."""
+        for handle in self._handles:
+            tensor = handle.tensor
+            if tensor is not None and tensor.is_floating_point() and not tensor.isfinite().all():
+                yield self._rules[handle.slot].value
 
 
 def _new_stages(recipe: Recipe, layout: Layout, state: BlockState, clock: Clock) -> list[Stage | None]:

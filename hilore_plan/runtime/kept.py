@@ -17,8 +17,9 @@ class Kept:
     __slots__ = ("geometry", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor, geometry: Geometry) -> None:
-        self.tensor = tensor.detach()  # R1
-        self.version = tensor._version
+        # what inference_mode made can be changed without a trace (R2): keep a copy of it
+        self.tensor = tensor.clone() if tensor.is_inference() else tensor.detach()  # R1
+        self.version = self.tensor._version
         self.geometry = geometry
 
     def base(self) -> torch.Tensor:

@@ -96,13 +96,15 @@ class Microbatch:
         observe(logps, self._settle, norm=self._runtime.norm, loss_scale=loss_scale)
 
     def _count(self) -> None:
-        """Forward is over: the exposure counts as predicted, until it is known better."""
-        runtime = self._runtime
+        """Forward is over: the exposure counts as predicted, until it is known better; one never known, as the mean."""
+        meter, error = self._runtime.meter, self._runtime.error_of(self.entry)
         if self.absolute is not None:
-            runtime.meter.see(self.absolute)
-            runtime.meter.count(self.absolute, runtime.error_of(self.entry))
+            meter.see(self.absolute)
+            meter.count(self.absolute, error)
         elif self.relative is not None:
-            runtime.meter.count(self.relative, runtime.error_of(self.entry))
+            meter.count(self.relative, error)
+        else:
+            meter.count(meter.mean or 1.0, error)
 
     def _settle(self, exact: float) -> None:
         runtime = self._runtime

@@ -13,6 +13,7 @@ import torch
 from hilore_plan.codecs import registry
 from hilore_plan.codecs.base import Codec
 from hilore_plan.graph.program import Program, recovery_programs, unrecoverable
+from hilore_plan.graph.randomness import is_left_over
 from hilore_plan.graph.recovery_units import BlockGraph
 from hilore_plan.graph.sizes import Geometry, Number, Shapes
 from hilore_plan.schema.plan import Action, codec_of
@@ -121,7 +122,7 @@ class Recipe:
 
     def _is_kept(self, index: int) -> bool:
         value = self.graph.values[index]
-        if index in self.refused:
+        if index in self.refused or (value.slots and is_left_over(value.node)):
             return True
         if value.kind == "input":
             return bool(value.slots) or not self._is("recompute", index)

@@ -11,12 +11,17 @@ from torch import nn
 from hilore_plan.errors import CaptureError
 from hilore_plan.graph.capture import Forward, capture
 from hilore_plan.graph.recovery_units import BlockGraph, block_graph
-from hilore_plan.graph.signature import PLAIN, Call, mode_key, tensor_key
+from hilore_plan.graph.signature import Call, mode_key, tensor_key
+from hilore_plan.progress import Progress, StatusLine
+from hilore_plan.runtime.attributes import Attributes, plain_attributes
 from hilore_plan.runtime.state import BlockState
 
 # more than this for one kind of block means that something in the call is never the same twice
 MOST_VARIANTS = 16
-POSITION_NAMES = ("layer_idx", "layer_id", "layer_number", "layer_index", "block_idx")
+# attributes that have had more values than this without a change of the graph do not count any more (see `unsettled`)
+MOST_TWINS = 3
+
+Key = tuple[Hashable, Hashable]
 
 
 @dataclass
@@ -28,13 +33,19 @@ class Captured:
 
 
 class Variants:
-    """Captures and remembers block graphs."""
+    """Captures and remembers block graphs; `progress` is told about every capture."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress | None = None) -> None:
+        self._progress = progress or StatusLine()
         self._captured: dict[Hashable, Captured] = {}
         # texts, not errors: an error that is kept, or raised again, keeps the tensors of its frames alive
         self._failures: dict[Hashable, str] = {}
         self._count: dict[Hashable, int] = {}
+        self._of_signature: dict[Hashable, list[BlockGraph]] = {}
+        self._twins: dict[Hashable, int] = {}
+        # graphs of blocks whose attributes change from call to call, so far without a change of the graph: one more
+        # value may be the first that matters, so what such a graph rebuilds has to be compared in every frame
+        self.unsettled: set[BlockGraph] = set()
 
     @property
     def captures(self) -> int:
@@ -47,6 +58,7 @@ class Variants:
         block: nn.Module,
         modules: tuple[nn.Module, ...],
         state: BlockState,
+        attributes: Attributes,
         call: Call,
         forward: Forward,
     ) -> BlockGraph:
@@ -57,16 +69,20 @@ class Variants:
             block: the block, captured if the graph is new.
             modules: the block and its submodules.
             state: its parameters and buffers.
+            attributes: its plain attributes.
             call: the call's arguments.
             forward: the block's own forward.
 
         Raises:
             CaptureError: it cannot be captured.
         """
-        key = (kind, _signature(modules, state, call))
+        signature = (kind, _signature(modules, state, call))
+        restless = self._is_restless(signature)
+        key = (signature, None if restless else attributes.now())
         captured = self._captured.get(key)
         if captured is None:
-            captured = self._captured[key] = Captured()
+            known = self._of_signature.get(signature, []) if restless else []
+            captured = self._captured[key] = Captured(list(known))
         shapes = tuple(tensor.shape for tensor in call.tensors)
         graph = captured.by_shapes.get(shapes)
         if graph is None:
@@ -75,19 +91,38 @@ class Variants:
             captured.by_shapes[shapes] = graph
         return graph
 
-    def _capture(self, key: Hashable, kind: Hashable, block: nn.Module, call: Call, forward: Forward) -> BlockGraph:
+    def _capture(self, key: Key, kind: Hashable, block: nn.Module, call: Call, forward: Forward) -> BlockGraph:
         if key in self._failures:
             raise CaptureError(self._failures[key])
         if self._count.get(kind, 0) >= MOST_VARIANTS:
             raise CaptureError(f"more than {MOST_VARIANTS} different kinds of calls")
+        self._progress.start(f"hilore: capturing the graph of {type(block).__name__}", 1)
         try:
             graph = block_graph(capture(block, call, forward))
         except CaptureError as error:
             self._failures[key] = error.message
             raise
+        finally:
+            self._progress.finish()
         self._count[kind] = self._count.get(kind, 0) + 1
+        graph = self._twin_or_new(key[0], graph)
         self._captured[key].graphs.append(graph)
         return graph
+
+    def _twin_or_new(self, signature: Hashable, graph: BlockGraph) -> BlockGraph:
+        """The graph, or one that was captured under other attributes and computes the same."""
+        known = self._of_signature.setdefault(signature, [])
+        twin = next((other for other in known if same_graph(graph, other)), None)
+        if twin is None:
+            known.append(graph)
+        else:
+            self._twins[signature] = self._twins.get(signature, 0) + 1
+        if self._is_restless(signature):
+            self.unsettled.update(known)
+        return twin or graph
+
+    def _is_restless(self, signature: Hashable) -> bool:
+        return self._twins.get(signature, 0) >= MOST_TWINS
 
 
 def _signature(modules: tuple[nn.Module, ...], state: BlockState, call: Call) -> Hashable:
@@ -99,13 +134,16 @@ def _signature(modules: tuple[nn.Module, ...], state: BlockState, call: Call) ->
 
 def kind_of(block: nn.Module) -> Hashable:
     """What blocks that may share graphs have in common: classes and plain attributes, but not their position."""
-    return tuple((name, type(module), _plain_attributes(module)) for name, module in block.named_modules())
+    return tuple((name, type(module), plain_attributes(module)) for name, module in block.named_modules())
 
 
-def _plain_attributes(module: nn.Module) -> Hashable:
-    plain = (
-        (name, value)
-        for name, value in vars(module).items()
-        if isinstance(value, PLAIN) and name not in POSITION_NAMES and name != "training"
+def same_graph(one: BlockGraph, other: BlockGraph) -> bool:
+    """Whether two graphs run the same ops on the same numbers under the same guards."""
+    first, second = one.capture, other.capture
+    if first.module.code != second.module.code or first.guards != second.guards:
+        return False
+    return all(
+        torch.equal(getattr(first.module, str(node.target)), getattr(second.module, str(node.target)))
+        for node in first.module.graph.nodes
+        if node.op == "get_attr"
     )
-    return tuple(sorted(((name, type(value).__name__, repr(value)) for name, value in plain)))

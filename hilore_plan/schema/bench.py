@@ -23,6 +23,8 @@ class Spread(Record):
 class ModeResult(Record):
     """One mode: its name (`plan`, `gc`, `store`, `sac-attention`, `sac-matmul`) and what was measured.
 
+    `throughput_vs_gc` is the median over rounds of gc's seconds over this mode's, so it may differ a little from the
+    ratio of the two median steps.
     `gradient_error` is the norm of the difference from the store-everything gradient over the norm of that gradient;
     exactly 0.0 when every gradient is bit-equal.
     """

@@ -10,6 +10,9 @@ from hilore_plan.schema.plan import Entry, Plan
 from hilore_plan.schema.profile import BlockClass, ClassMeasure, Point, Profile, Risk
 from hilore_plan.schema.record import Record
 
+# nothing that is measured or asked for comes near; a few times as much, and sums would be more than a float holds
+LARGEST = 1e100
+
 
 def check_profile(profile: Profile, path: str) -> None:
     """Refuse a profile that the planner could not work with.
@@ -35,7 +38,9 @@ def _refuse_first(path: str, faults: Iterator[str]) -> None:
 
 
 def _profile_faults(profile: Profile) -> Iterator[str]:
-    yield from _negative(profile, "")
+    yield from _out_of_bounds(profile, "")
+    yield from _twice("block_names", profile.block_names)
+    yield from _twice("classes", [c.name for c in profile.classes])
     yield from _planned("classes", (block for c in profile.classes for block in c.blocks), len(profile.block_names))
     for number, block_class in enumerate(profile.classes):
         yield from _class_faults(block_class, f"classes[{number}]")
@@ -66,7 +71,12 @@ def _risk_faults(profile: Profile, risk: Risk) -> Iterator[str]:
 
 def _class_faults(block_class: BlockClass, at: str) -> Iterator[str]:
     count = len(block_class.values)
+    yield from _twice(f"{at}.values", [value.name for value in block_class.values])
+    made = {number for number, value in enumerate(block_class.values) if value.kind != "op"}
     for number, op in enumerate(block_class.ops):
+        if not made.issuperset(op.inputs):
+            yield f"{at}.ops[{number}] reads a value that is not among the block's inputs nor made by an op before it"
+        made.update(op.outputs)
         if any(not 0 <= index < count for index in (*op.inputs, *op.outputs)):
             yield f"{at}.ops[{number}] uses a value that is not among the {count} of its class"
         if not set(op.exact_inputs) <= set(op.inputs):
@@ -111,7 +121,9 @@ def _lengths(record: Record, lengths: Mapping[str, int], at: str) -> Iterator[st
 
 
 def _plan_faults(plan: Plan) -> Iterator[str]:
-    yield from _negative(plan, "")
+    yield from _out_of_bounds(plan, "")
+    yield from _twice("block_names", plan.block_names)
+    yield from _twice("classes", [c.name for c in plan.classes])
     yield from _planned("classes", (block for c in plan.classes for block in c.blocks), len(plan.block_names))
     keys = [(e.tokens_up_to, float("inf") if e.exposure_up_to is None else e.exposure_up_to) for e in plan.entries]
     yield from _ascending("entries", keys)
@@ -129,12 +141,20 @@ def _entry_faults(plan: Plan, entry: Entry, at: str) -> Iterator[str]:
             yield f"{at}.groups[{number}] has blocks that are not of the class {group.class_name!r}"
 
 
+def _twice(at: str, names: Sequence[str]) -> Iterator[str]:
+    if len(set(names)) != len(names):
+        first = next(name for number, name in enumerate(names) if name in names[:number])
+        yield f"{at} has the name {first[:40]!r} twice"
+
+
 def _planned(at: str, blocks: Iterable[int], count: int) -> Iterator[str]:
     found = list(blocks)
     if len(set(found)) != len(found):
         yield f"{at} has a block twice"
     if not set(found) <= set(range(count)):
         yield f"{at} has a block that is not among the {count} of the model"
+    elif len(found) < count:
+        yield f"{at} leaves out {count - len(found)} of the model's {count} blocks"
 
 
 def _ascending(at: str, keys: Sequence[int] | Sequence[tuple[int, float]]) -> Iterator[str]:
@@ -142,19 +162,19 @@ def _ascending(at: str, keys: Sequence[int] | Sequence[tuple[int, float]]) -> It
         yield f"{at} are not in ascending order"
 
 
-def _negative(record: Record, at: str) -> Iterator[str]:
+def _out_of_bounds(record: Record, at: str) -> Iterator[str]:
     for name, value in record:
-        yield from _negative_in(value, f"{at}.{name}".lstrip("."))
+        yield from _out_of_bounds_in(value, f"{at}.{name}".lstrip("."))
 
 
-def _negative_in(value: object, at: str) -> Iterator[str]:
+def _out_of_bounds_in(value: object, at: str) -> Iterator[str]:
     if isinstance(value, Record):
-        yield from _negative(value, at)
+        yield from _out_of_bounds(value, at)
     elif isinstance(value, tuple):
         for number, item in enumerate(value):
-            yield from _negative_in(item, f"{at}[{number}]")
+            yield from _out_of_bounds_in(item, f"{at}[{number}]")
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _negative_in(item, f"{at}.{key}")
-    elif isinstance(value, (int, float)) and value < 0:
-        yield f"{at} is negative"
+            yield from _out_of_bounds_in(item, f"{at}.{key}")
+    elif isinstance(value, (int, float)) and not 0 <= value <= LARGEST:
+        yield f"{at} is {'negative' if value < 0 else 'too large'}"

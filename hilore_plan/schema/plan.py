@@ -106,7 +106,7 @@ class RiskBudget(Record):
 
     `price` is the seconds that the planner pays for a unit of squared relative error, `expected` the error of a step
     with the calibrated mix of exposures, `norm` the norm in which exposures are measured. `binding` says what keeps the
-    step from being faster.
+    step from being faster: `risk` if a little more of it would, at the largest size, else `memory` or nothing at all.
     """
 
     asked: str

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hilore_plan.bench.pairs import refuse_wrong, run_bench
+from hilore_plan.bench.pairs import paired_ratio, refuse_wrong, run_bench
 from hilore_plan.bench.process import ModeProcess
 from hilore_plan.errors import ProcessError, RecoveryError, UsageError
 from hilore_plan.integrations.profile_source import profile_model
@@ -48,6 +48,12 @@ def test_a_wrong_gradient_shows_no_speed() -> None:
     refuse_wrong("plan", 0.0)
     with pytest.raises(RecoveryError, match="no speed is shown"):
         refuse_wrong("plan", 1e-300)
+
+
+def test_rounds_in_which_the_machine_is_slow_do_not_change_a_ratio() -> None:
+    gc, plan = [10.0, 10.0, 30.0], [8.0, 24.0, 24.0]
+    assert paired_ratio(gc, plan) == 1.25
+    assert paired_ratio(gc, gc) == 1.0
 
 
 def test_bad_arguments(plan: Plan) -> None:

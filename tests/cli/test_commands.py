@@ -160,12 +160,27 @@ def test_apply_passes_the_command_and_its_exit_code(
     done = hilore("apply", plan_file, "--report", tmp_path / "r.json", "--", "python", "train.py", "--steps", "3")
     assert done.code == 7
     command = ["python", "train.py", "--steps", "3"]
-    assert calls == [{"command": command, "report_path": tmp_path / "r.json", "check_every": 0}]
+    assert calls == [{"command": command, "report_path": tmp_path / "r.json", "check_every": 0, "regroup": []}]
 
 
 def test_apply_passes_on_how_often_to_check(hilore: Run, plan_file: Path, calls: stand_ins.Calls) -> None:
     assert hilore("apply", plan_file, "--check-every", 20, "--", "python").code == 7
     assert calls[0]["check_every"] == 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--regroup"], ["rows"]),
+        (["--leave-out-silent"], ["silent"]),
+        (["--leave-out-silent", "--regroup"], ["rows", "silent"]),
+    ],
+)
+def test_apply_passes_on_what_to_do_with_rows(
+    hilore: Run, plan_file: Path, calls: stand_ins.Calls, flags: list[str], words: list[str]
+) -> None:
+    assert hilore("apply", plan_file, *flags, "--", "python").code == 7
+    assert calls[0]["regroup"] == words
 
 
 def test_bench_writes_its_file(hilore: Run, plan_file: Path, tmp_path: Path, calls: stand_ins.Calls) -> None:

@@ -35,8 +35,8 @@ def compare_decoded(
     kernels: object, form: Format, groups: torch.Tensor, parts: tuple[torch.Tensor, ...], name: str
 ) -> None:
     out, expected = torch.full_like(groups, 7), torch.full_like(groups, 8)
-    getattr(kernels, form.decode.__name__)(out, *parts)
-    form.decode(expected, *parts)
+    getattr(kernels, form.decode.__name__)(*form.runs_of(out), *parts)
+    form.decode(*form.runs_of(expected), *parts)
     if not torch.equal(out.isnan(), expected.isnan()):
         raise SystemExit(f"{form.name} {groups.dtype} {name}: not NaN in the same places")
     if name == "spoilt" and out[~groups.isfinite()].isfinite().any():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +135,8 @@ def test_line_separators_inside_text_end_no_line_and_a_byte_order_mark_is_skippe
     row = {"prompt": "a\u2028b\u0085", "completion": "c", "advantage": 1}
     file.write_bytes(b"\xef\xbb\xbf" + json.dumps(row, ensure_ascii=False).encode() + b"\r\n")
     assert read_rollouts(file)[0].prompt == row["prompt"]
+
+
+def test_rollouts_load_without_torch() -> None:
+    code = "import sys, hilore_plan.exposure.rollouts; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,7 +16,7 @@ from runtime.rig import LLAMA, Attach, assert_bit_equal, assert_plan_is_exact, w
 from torch import nn
 from torch.nn import functional
 
-from hilore_plan.errors import PlanMismatchError
+from hilore_plan.errors import PlanMismatchError, RefusedError
 from hilore_plan.runtime.attach import apply
 
 
@@ -29,7 +29,7 @@ def case_of(block: Callable[[], nn.Module]) -> Case:
     return Case(block.__name__, build)
 
 
-def test_a_fused_kernel_leaves_no_unit_for_what_it_does_not_save(attach: Attach) -> None:
+def test_04_a_fused_kernel_leaves_no_unit_for_what_it_does_not_save(attach: Attach) -> None:
     graph = attach.graphs(LLAMA, LLAMA.build())[0]
     units = [value.name for value in graph.values if value.keepable]
     assert not [name for name in units if "softmax" in name]
@@ -37,7 +37,7 @@ def test_a_fused_kernel_leaves_no_unit_for_what_it_does_not_save(attach: Attach)
 
 
 @pytest.mark.parametrize("name", ["dropout", "gpt2-dropout"])
-def test_dropout_draws_the_same_numbers_and_no_more(name: str, attach: Attach) -> None:
+def test_06_dropout_draws_the_same_numbers_and_no_more(name: str, attach: Attach) -> None:
     """Gradients agree, and so does the state of the generator after each step."""
     case = MODELS[name]
     model, reference = case.build(), case.build()
@@ -53,7 +53,7 @@ def test_dropout_draws_the_same_numbers_and_no_more(name: str, attach: Attach) -
         assert torch.equal(*states)
 
 
-def test_a_tensor_that_a_hook_injects_reaches_the_adapters_gradient(attach: Attach) -> None:
+def test_07_a_tensor_that_a_hook_injects_reaches_the_adapters_gradient(attach: Attach) -> None:
     class Adapted(Plain):
         """A low-rank adapter, scaled by a tensor that only a hook knows."""
 
@@ -77,7 +77,7 @@ def test_a_tensor_that_a_hook_injects_reaches_the_adapters_gradient(attach: Atta
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
-def test_a_router_between_equal_experts_routes_the_same_way_again(family: str, attach: Attach) -> None:
+def test_09_a_router_between_equal_experts_routes_the_same_way_again(family: str, attach: Attach) -> None:
     case = FAMILIES[family]
 
     def tied() -> nn.Module:
@@ -91,7 +91,7 @@ def test_a_router_between_equal_experts_routes_the_same_way_again(family: str, a
     assert_plan_is_exact(case, attach(model), model, tied())
 
 
-def test_an_add_in_place_onto_a_layers_output_does_not_spoil_what_was_saved(attach: Attach) -> None:
+def test_11_an_add_in_place_onto_a_layers_output_does_not_spoil_what_was_saved(attach: Attach) -> None:
     class Added(Plain):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = self.up(self.norm(x))
@@ -110,13 +110,13 @@ def test_an_add_in_place_onto_a_layers_output_does_not_spoil_what_was_saved(atta
 
 @pytest.mark.parametrize("name", ["square", "views", "tied"])
 @pytest.mark.parametrize("choice", [plans.store, plans.seeded(6)], ids=["store", "mixed"])
-def test_views_that_share_an_address_are_not_mixed_up(name: str, choice: plans.Choose, attach: Attach) -> None:
+def test_15_views_that_share_an_address_are_not_mixed_up(name: str, choice: plans.Choose, attach: Attach) -> None:
     case = MODELS[name]
     model = case.build(dtype=torch.bfloat16)
     assert_plan_is_exact(case, attach.chosen(case, choice, model), model, steps=3)
 
 
-def test_a_plan_made_with_other_trainable_parameters_is_refused() -> None:
+def test_24_a_plan_made_with_other_trainable_parameters_is_refused() -> None:
     plan = plans.make_plan(LLAMA.build())
     model = LLAMA.build()
     model.model.layers[1].mlp.up_proj.weight.requires_grad_(False)
@@ -124,7 +124,7 @@ def test_a_plan_made_with_other_trainable_parameters_is_refused() -> None:
         apply(model, plan)
 
 
-def test_a_plan_made_for_another_attention_kernel_is_refused(attach: Attach) -> None:
+def test_24_a_plan_made_for_another_attention_kernel_is_refused(attach: Attach) -> None:
     eager = LLAMA.build(attention="eager")
     runtime = attach(eager)
     warm_up(LLAMA, eager)
@@ -135,17 +135,13 @@ def test_a_plan_made_for_another_attention_kernel_is_refused(attach: Attach) -> 
         model(**LLAMA.make_inputs(2, 9, seed=0))
 
 
-def test_a_step_under_torch_compile_runs_without_the_plan_and_right(attach: Attach) -> None:
-    """A compiler around a planned block takes the block's own forward: saved-tensor hooks do not mix with it."""
+def test_23_torch_compile_around_a_planned_block_is_refused_and_never_passes_the_plan_over(attach: Attach) -> None:
+    """Hooks on saved tensors and a compiler do not mix: hooks would be skipped, or all unpacked at once."""
     case = MODELS["plain"]
-    model, reference = case.build(), case.build()
+    model = case.build()
     runtime = attach(model)
     inputs = case.make_inputs(2, 9, seed=0)
-    compiled = torch.compile(model, backend="eager")
-    model.zero_grad()
-    output = compiled(**inputs)
-    output.square().sum().backward()
-    reference(**inputs).square().sum().backward()
-    got, want = ({n: p.grad for n, p in m.named_parameters()} for m in (model, reference))
-    assert_bit_equal(got, want)
-    assert runtime.report().frames in (0, 3)
+    with pytest.raises(RefusedError, match="compile"):
+        torch.compile(model, backend="eager")(**inputs)
+    torch._dynamo.reset()
+    assert_plan_is_exact(case, runtime, model)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ from hilore_plan.integrations import smollm2
 from hilore_plan.integrations.families import build_family
 from hilore_plan.integrations.launcher import launch
 from hilore_plan.schema.io import save
+from hilore_plan.schema.plan import Action
 
+Actions = Sequence[Mapping[str, Action]]
 PACKAGE = str(Path(hilore_plan.__file__).parents[1])
 
 # A trainer in the place of TRL's, so that most tests need no TRL.
@@ -44,6 +47,21 @@ class GRPOTrainer:
         ids = torch.arange(3, 23).reshape(2, 10)
         self._compute_loss(self.model, {"prompt_ids": ids[:, :4], "completion_ids": ids[:, 4:]}).backward()
 """
+FAKE_SFT = """
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+class SFTTrainer(GRPOTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(input_ids=inputs["input_ids"]).logits.float().logsumexp(-1).sum()
+
+    def _compute_loss(self):
+        raise AssertionError("this is not GRPO's")
+
+    def train(self):
+        import torch
+        inputs = {"input_ids": torch.arange(3, 23).reshape(2, 10)}
+        self.compute_loss(self.model, inputs, num_items_in_batch=1).backward()
+"""
 TRAIN = """
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -54,9 +72,9 @@ print("trained")
 """
 
 
-def save_plan(model: nn.Module, path: Path) -> None:
-    """A plan that recomputes everything, as a file."""
-    plan = make_plan(model)
+def save_plan(model: nn.Module, path: Path, actions: Actions | None = None) -> None:
+    """A plan with the given actions per block, or one that recomputes everything, as a file."""
+    plan = make_plan(model, actions)
     names = {block: kind.name for kind in plan.classes for block in kind.blocks}
     groups = tuple(group.model_copy(update={"class_name": names[group.blocks[0]]}) for group in plan.entries[0].groups)
     save(plan.model_copy(update={"entries": (plan.entries[0].model_copy(update={"groups": groups}),)}), path)
@@ -77,6 +95,7 @@ def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (trainer.parent / "__init__.py").touch()
     (trainer / "__init__.py").touch()
     (trainer / "grpo_trainer.py").write_text(FAKE_TRL)
+    (trainer / "sft_trainer.py").write_text(FAKE_SFT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), PACKAGE]))
 
 
@@ -100,7 +119,7 @@ def test_a_command_without_a_trainer_is_told_so(plan: Path, tmp_path: Path, capf
     assert launch(plan, script(tmp_path, "print('hello')")) == 0
     out, err = capfd.readouterr()
     assert out == "hello\n"
-    assert "never built a trainer that hilore knows" in err
+    assert "never built a trainer that hilore knows (TRL's GRPOTrainer, SFTTrainer or DPOTrainer)" in err
 
 
 def test_a_trainer_that_never_trains_is_told_apart(
@@ -133,6 +152,22 @@ def test_a_training_command_runs_under_the_plan_and_reports(
     [process] = json.loads(report.read_text())["processes"]
     assert process["runtimes"][0]["frames"] == 3
     assert process["error"] is None
+
+
+def test_trainers_of_both_kinds_run_under_one_plan_on_one_model(
+    plan: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    then = """
+from trl.trainer.sft_trainer import SFTTrainer
+model = build_family("llama", dtype=torch.float32, attention="sdpa", seed=0).train()
+SFTTrainer(model).train()
+GRPOTrainer(model).train()
+"""
+    assert launch(plan, script(tmp_path, TRAIN.format(family="llama", then=then)), report) == 0
+    [process] = json.loads(report.read_text())["processes"]
+    assert process["trainers"] == ["GRPOTrainer", "SFTTrainer"]
+    assert [runtime["frames"] for runtime in process["runtimes"]] == [3, 6]
 
 
 def test_a_plan_for_another_model_is_one_error_and_no_traceback(

@@ -1,20 +1,24 @@
-"""The seam in TRL's trainer, on a stand-in with the same method; `test_launcher.py` runs the real one."""
+"""The seam in trainers, on stand-ins with the same methods; `test_launcher.py` runs the real one."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from models import FAMILIES
-from plans import make_plan
+from plans import by_exposure, make_plan
 from torch import nn
 
 from hilore_plan.errors import PlanMismatchError, RefusedError
-from hilore_plan.integrations.trl import attach_to, count_tokens
+from hilore_plan.integrations.trl import attach_to
+from hilore_plan.integrations.trl_trainers import TRAINERS, count_tokens, loss_method
+from hilore_plan.runtime.block import HiloreWarning
 
 CASE = FAMILIES["llama"]
 
@@ -38,17 +42,44 @@ class Trainer:
         return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
 
 
+class OtherTrainer(Trainer):
+    """What the seam touches of transformers' `Trainer`, whose loss may come with the model's outputs."""
+
+    _compute_loss = None
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.state = SimpleNamespace(global_step=0)
+        self.logged: list[dict[str, float]] = []
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, torch.Tensor], return_outputs: bool = False, items: int = 1
+    ) -> Any:
+        loss = CASE.loss(model, inputs) * items
+        return (loss, "outputs") if return_outputs else loss
+
+    def log(self, values: dict[str, float]) -> None:
+        self.logged.append(values)
+
+    def step(self, seed: int = 0, return_outputs: bool = False) -> dict[str, torch.Tensor]:
+        self.model.zero_grad()
+        result = self.compute_loss(self.model, CASE.make_inputs(2, 12, seed), return_outputs, items=3)
+        (result[0] if return_outputs else result).backward()
+        return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+
+
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.parametrize("kind", [Trainer, OtherTrainer])
 @pytest.mark.parametrize("on_class", [False, True], ids=["instance", "class"])
-def test_a_planned_trainer_gives_the_same_gradients_and_is_restored(on_class: bool) -> None:
-    expected = Trainer(CASE.build()).step()
-    trainer = Trainer(CASE.build())
-    before = dict(vars(Trainer)), dict(vars(trainer))
+def test_a_planned_trainer_gives_the_same_gradients_and_is_restored(on_class: bool, kind: type[Trainer]) -> None:
+    expected = kind(CASE.build()).step()
+    trainer = kind(CASE.build())
+    before = dict(vars(kind)), dict(vars(trainer))
     plan = make_plan(trainer.model, tokens=(24, 100))
-    attachment = attach_to(Trainer if on_class else trainer, plan)
+    attachment = attach_to(kind if on_class else trainer, plan)
     try:
         assert same(trainer.step(), expected)
         report = attachment.runtimes[0].report()
@@ -57,7 +88,7 @@ def test_a_planned_trainer_gives_the_same_gradients_and_is_restored(on_class: bo
     finally:
         attachment.undo()
     attachment.undo()
-    assert (dict(vars(Trainer)), dict(vars(trainer))) == before
+    assert (dict(vars(kind)), dict(vars(trainer))) == before
     assert "forward" not in vars(trainer.model.model.layers[0])
     assert same(trainer.step(), expected)
 
@@ -104,12 +135,59 @@ def test_reentrant_checkpointing_is_refused_by_name() -> None:
 
 
 def test_a_class_without_the_method_is_refused() -> None:
-    with pytest.raises(RefusedError, match="_compute_loss"):
+    with pytest.raises(RefusedError, match="neither _compute_loss nor compute_loss"):
         attach_to(nn.Linear, make_plan(CASE.build()))
 
 
 def test_tokens_are_counted_with_padding() -> None:
     assert count_tokens({"prompt_ids": torch.zeros(2, 5), "completion_ids": torch.zeros(2, 7)}) == 24
+    assert count_tokens({"input_ids": torch.zeros(2, 5), "labels": torch.zeros(2, 5)}) == 10
+    assert count_tokens({"input_features": torch.zeros(2, 5)}) is None
+
+
+def test_the_methods_are_those_of_the_real_trainers() -> None:
+    for module, name in TRAINERS.items():
+        trainer = getattr(import_module(module), name)
+        assert loss_method(trainer) == ("_compute_loss" if name == "GRPOTrainer" else "compute_loss")
+
+
+def test_where_no_exposure_is_known_a_micro_batch_counts_as_the_riskiest() -> None:
+    expected = OtherTrainer(CASE.build()).step(return_outputs=True)
+    trainer = OtherTrainer(CASE.build())
+    compressed = [{"mlp.gate_proj": "compress:int8"}] * 3
+    attachment = attach_to(
+        trainer, by_exposure(make_plan(trainer.model), (1.0, 0.01, compressed), (None, 0.0, [{}] * 3))
+    )
+    with pytest.warns(HiloreWarning, match="OtherTrainer names no loss_type"):
+        assert same(trainer.step(return_outputs=True), expected)
+    assert same(trainer.step(return_outputs=True), expected)
+    assert [use.frames for use in attachment.reports[0].entries] == [0, 6]
+    attachment.undo()
+
+
+def test_the_true_error_is_logged_once_a_step() -> None:
+    trainer = OtherTrainer(CASE.build())
+    compressed = [{"mlp.gate_proj": "compress:int8"}] * 3
+    plan = by_exposure(make_plan(trainer.model), (None, 0.01, compressed))
+    attachment = attach_to(trainer, plan, check_every=2)
+    for step in (0, 0, 1, 2):
+        trainer.state.global_step = step
+        trainer.step(return_outputs=step == 2)
+    errors = [values["hilore/true_error"] for values in trainer.logged]
+    assert len(errors) == 2
+    assert all(0 < error < 0.1 for error in errors)
+    assert attachment.reports[0].expected_error == pytest.approx(0.01)
+    attachment.undo()
+
+
+def test_a_wrapper_that_somebody_has_wrapped_does_nothing_after_undo() -> None:
+    trainer = OtherTrainer(CASE.build())
+    attachment = attach_to(trainer, make_plan(trainer.model))
+    planned = trainer.compute_loss
+    trainer.compute_loss = partial(planned, items=2)  # type: ignore[method-assign]
+    attachment.undo()
+    trainer.compute_loss(trainer.model, CASE.make_inputs(2, 12, 0)).backward()
+    assert attachment.runtimes == []
 
 
 def test_a_model_that_is_gone_leaves_its_report_and_nothing_else() -> None:
@@ -124,3 +202,13 @@ def test_a_model_that_is_gone_leaves_its_report_and_nothing_else() -> None:
     assert attachment.runtimes == []
     assert [report.frames for report in attachment.reports] == [3]
     attachment.undo()
+
+
+def test_a_model_that_goes_after_undo_is_reported_once() -> None:
+    trainer = Trainer(CASE.build())
+    attachment = attach_to(Trainer, make_plan(trainer.model))
+    trainer.step()
+    attachment.undo()
+    del trainer
+    gc.collect()
+    assert [report.frames for report in attachment.reports] == [3]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hilore_plan.errors import UsageError
-from hilore_plan.planner.buckets import FLAT_BELOW, bucket_of, exposure_buckets, exposure_edges
+from hilore_plan.planner.buckets import FLAT_BELOW, Bucket, bucket_of, exposure_buckets, exposure_edges
 
 EXPOSURES = st.lists(st.sampled_from([0.0, 0.01, 0.3, 0.5, 1.0, 1.1, 2.0, 7.0]), min_size=1, max_size=9)
 
@@ -50,10 +50,41 @@ def test_buckets_add_up(exposures: list[float], count: int, zero: bool) -> None:
         assert buckets[0].weight > 0
 
 
+@given(EXPOSURES, st.integers(1, 6), st.booleans())
+def test_neither_their_order_nor_their_unit_matters(exposures: list[float], count: int, zero: bool) -> None:
+    buckets = exposure_buckets(exposures, count, separate_zero=zero)
+    assert exposure_buckets(exposures[::-1], count, separate_zero=zero) == buckets
+    larger = exposure_buckets([value * 8 for value in exposures], count, separate_zero=zero)
+    assert [(b.frequency, b.weight) for b in larger] == [(b.frequency, b.weight) for b in buckets]
+
+
 def test_many_exposures_are_cut_fast() -> None:
     exposures = [abs(math.sin(n)) ** 3 for n in range(20_000)]
-    edges = exposure_edges(exposures, 4, separate_zero=True)
-    assert len(edges) == 3
+    buckets = exposure_buckets(exposures, 4, separate_zero=True)
+    assert len(buckets) == 4
+    assert min(bucket.frequency for bucket in buckets[1:]) > 0.05
+
+
+def test_clusters_are_told_apart_wherever_their_weight_lies() -> None:
+    exposures = [0.0] * 30 + [0.9, 1.0, 1.1] * 100 + [9.0, 10.0, 11.0]
+    assert exposure_edges(exposures, 3, separate_zero=True) == (0.0, 1.1)
+    assert exposure_edges(exposures, 2, separate_zero=True) == (0.0,)
+    assert exposure_edges(exposures, 1, separate_zero=True) == ()
+
+
+def test_without_leave_zero_is_like_any_other() -> None:
+    assert exposure_edges([0.0, 0.001, 5.0, 6.0], 2, separate_zero=False) == (0.001,)
+
+
+def test_one_exposure_is_one_bucket() -> None:
+    for exposures in ([0.0] * 5, [2.0] * 5, [2.0]):
+        assert exposure_buckets(exposures, 4, separate_zero=True) == (Bucket(None, 1.0, 1.0),)
+
+
+def test_an_exposure_at_an_edge_belongs_below_it() -> None:
+    edges = (0.0, 1.0)
+    assert [bucket_of(edges, value) for value in (0.0, 1e-300, 1.0, 1.0000001, math.inf)] == [0, 1, 1, 2, 2]
+    assert bucket_of((), 5.0) == 0
 
 
 @pytest.mark.parametrize("exposures", [[], [1.0, -0.5], [math.nan], [math.inf]])

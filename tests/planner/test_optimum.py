@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from planner.brute import every_column
 from strategies import llama_profile, small_profiles
 
 from hilore_plan.errors import InfeasibleBudgetError
@@ -15,12 +16,12 @@ from hilore_plan.planner import solve as solving
 from hilore_plan.planner.greedy import chain, solve_greedy
 from hilore_plan.planner.ilp import BlockSolver
 from hilore_plan.planner.ilp_solver import scale_for
-from hilore_plan.planner.patterns import Column, Pattern, column, named, pareto, recompute_all
+from hilore_plan.planner.patterns import Column, column, named, pareto, recompute_all
 from hilore_plan.planner.plan import solve_plan
 from hilore_plan.planner.rooms import fits, rooms_at
 from hilore_plan.planner.simulate import Simulation, UnrecoverableError, assemble, simulate
 from hilore_plan.planner.timeline import View, view_at
-from hilore_plan.schema.plan import Action, Entry
+from hilore_plan.schema.plan import Entry
 from hilore_plan.schema.profile import Profile
 
 SMALL = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -28,19 +29,7 @@ UNITS = 6  # three actions each: at most a few hundred patterns per class
 
 
 def all_columns(view: View, index: int) -> list[Column]:
-    cls = view.classes[index]
-    choices: list[tuple[Action, ...]] = [
-        ("store", "recompute", *(form.action for form in cls.forms[unit])) for unit in cls.units
-    ]
-    columns = [try_column(view, index, pattern) for pattern in itertools.product(*choices)]
-    return pareto([found for found in columns if found is not None])
-
-
-def try_column(view: View, index: int, pattern: Pattern) -> Column | None:
-    try:
-        return column(view, index, pattern)
-    except UnrecoverableError:
-        return None
+    return pareto(every_column(view, index))
 
 
 def brute_force(view: View) -> list[Simulation]:

@@ -10,6 +10,7 @@ import pytest
 from calibrated import calibrated, calibrated_profiles
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from planner.brute import every_column
 from strategies import Graph, llama_profile, outside, profile_of
 
 from hilore_plan.planner import solve as solving
@@ -31,20 +32,6 @@ SMALL = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 UNITS = 4  # up to five actions each
 MANY = 20_000
 MODE = Mode(step_seconds=100.0, peak_bytes=1000)
-
-
-def every_column(view: View, index: int) -> list[Column]:
-    cls = view.classes[index]
-    choices = [("store", "recompute", *(form.action for form in cls.forms[unit])) for unit in cls.units]
-    columns = [try_column(view, index, pattern) for pattern in itertools.product(*choices)]
-    return [found for found in columns if found is not None]
-
-
-def try_column(view: View, index: int, pattern: Pattern) -> Column | None:
-    try:
-        return column(view, index, pattern)
-    except UnrecoverableError:
-        return None
 
 
 def small_view(profile: Profile) -> View:

@@ -251,6 +251,21 @@ def test_a_plan_for_another_attention_kernel_says_so(planned: str, runs: str, at
         model(**LLAMA.make_inputs(2, 9, seed=0))
 
 
+def test_a_first_call_without_the_plans_mask_is_no_mismatch(attach: Attach) -> None:
+    """transformers leaves out a mask that hides nothing: which of a run's batches has none is chance."""
+    source = LLAMA.build()
+    runtime = attach(source)
+    masked = LLAMA.make_inputs(2, 9, seed=0, padding=True)
+    LLAMA.gradients(source, masked)
+    runtime.detach()
+    actions = plans.choose(plans.graphs_of(runtime), plans.seeded(0))
+    assert any("mask" in unit for unit in actions[0])
+    model, reference = LLAMA.build(), LLAMA.build()
+    attach(model, plans.make_plan(model, actions))
+    for inputs in (LLAMA.make_inputs(2, 9, seed=0), masked, LLAMA.make_inputs(2, 11, seed=1)):
+        assert_bit_equal(LLAMA.gradients(model, inputs), LLAMA.gradients(reference, inputs))
+
+
 def test_blocks_may_be_listed_by_name_or_as_modules(attach: Attach) -> None:
     class Two(nn.Module):
         """Blocks that stand alone, in no list."""
@@ -278,18 +293,20 @@ def test_blocks_may_be_listed_by_name_or_as_modules(attach: Attach) -> None:
 @pytest.mark.parametrize("block", [Injected, Pair], ids=["keyword_from_hook", "tuple"])
 def test_hooks_of_the_user_run_once_a_forward(block: Callable[[], nn.Module], attach: Attach) -> None:
     """Capturing is tracing, and runs hooks of submodules on fake tensors; so this is about what comes after it."""
-    other = Stack(block, 2).train()
-    for layer in other.layers:
-        layer.register_full_backward_hook(lambda module, grads, out: None)  # tells kinds of blocks apart
-    attach(other)
-    warm_up(PLAIN, other)
-    model = Stack(block, 2).train()
     calls: list[str] = []
-    for layer in model.layers:
-        layer.register_forward_pre_hook(lambda module, args: calls.append("before"))
-        layer.register_forward_hook(lambda module, args, out: calls.append("after"))
-        layer.up.register_forward_hook(lambda module, args, out: calls.append("inside"))
-        layer.register_full_backward_hook(lambda module, grads, out: calls.append("backward"))
+
+    def hooked() -> nn.Module:
+        model = Stack(block, 2).train()
+        for layer in model.layers:
+            layer.register_forward_pre_hook(lambda module, args: calls.append("before"))
+            layer.register_forward_hook(lambda module, args, out: calls.append("after"))
+            layer.up.register_forward_hook(lambda module, args, out: calls.append("inside"))
+            layer.register_full_backward_hook(lambda module, grads, out: calls.append("backward"))
+        return model
+
+    other, model = hooked(), hooked()
+    attach(other)
+    warm_up(PLAIN, other)  # captures what the other's blocks, whose hooks do the same, share
     attach(model)
     for _ in range(2):  # the trial, and a later frame
         calls.clear()

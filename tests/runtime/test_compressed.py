@@ -231,6 +231,35 @@ def test_what_a_codec_refuses_is_stored_with_one_warning(attach: Attach) -> None
     assert all(runtime.report().stored_instead.values())
 
 
+@pytest.mark.parametrize("first", [0.1, 9.0], ids=["compressed", "exact"])
+def test_an_attention_mask_is_stored_instead_since_no_codec_holds_its_infinities(attach: Attach, first: float) -> None:
+    model, reference = LLAMA.build(), LLAMA.build()
+    inputs = LLAMA.make_inputs(2, 9, seed=0, padding=True)
+    mask: list[dict[str, plans.Action]] = [{"self_attn.where": "compress:int8"}] * 3
+    runtime = attach(model, plans.by_exposure(plans.make_plan(model), (1.0, 0.01, mask), (None, 0.0, [{}] * 3)))
+    with (
+        runtime.microbatch(exposure=first),
+        pytest.warns(HiloreWarning, match=r"where cannot be compressed \(it holds numbers"),
+    ):
+        got = LLAMA.gradients(model, inputs)
+    want = LLAMA.gradients(reference, inputs)
+    assert_bit_equal(got, want)
+    with runtime.microbatch(exposure=0.1):
+        assert_bit_equal(LLAMA.gradients(model, inputs), want)
+    assert list(runtime.report().stored_instead.values()) == [["self_attn.where"]] * 3
+
+
+def test_a_micro_batch_of_unknown_exposure_counts_in_the_expected_error(attach: Attach) -> None:
+    model = PLAIN.build()
+    actions = attach.actions(PLAIN, plans.compress("int8"), model)
+    runtime = attach(model, plans.by_exposure(plans.make_plan(model), (None, 0.01, actions)))
+    assert runtime.report().expected_error == 0.0
+    for _ in range(2):
+        with runtime.microbatch(tokens=18):
+            PLAIN.gradients(model, PLAIN.make_inputs(2, 9, seed=0))
+    assert runtime.report().expected_error == pytest.approx(0.01)
+
+
 @pytest.mark.parametrize(
     "mistake",
     [

@@ -112,11 +112,12 @@ def test_it_is_checkpointed_bit_equal_with_one_warning_a_block(case: Case, reaso
 def test_a_checkpointed_block_keeps_nothing_of_its_inside(attach: Attach) -> None:
     case = case_of(Branches)
     model = case.build()
+    runs: list[int] = []
+    model.layers[0].up.register_forward_hook(lambda module, args, out: runs.append(1))
     attach(model)
     with pytest.warns(HiloreWarning, match="checkpointed"):
         case.gradients(model, case.make_inputs(2, 9, seed=0))
-    runs: list[int] = []
-    model.layers[0].up.register_forward_hook(lambda module, args, out: runs.append(1))
+    runs.clear()
     loss = case.loss(model, case.make_inputs(2, 9, seed=0))
     assert len(runs) == 1
     loss.backward()

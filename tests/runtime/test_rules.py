@@ -212,7 +212,7 @@ def test_r4_a_slot_that_is_rebuilt_otherwise_is_an_error(
 def _results(stage: Stage) -> tuple[torch.Tensor, ...]:
     """What a stage's program gives."""
     assert stage.sources is not None
-    state = stage.state.read(stage.program.state, stage.versions)
+    state = stage.state.read(stage.program.state, stage.notes)
     with torch.no_grad():
         return stage.program.run(*stage.sizes, *state, *(source.base() for source in stage.sources))
 
