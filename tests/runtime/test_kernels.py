@@ -22,11 +22,13 @@ from hilore_plan.graph.recovery_units import block_graph
 from hilore_plan.graph.signature import flatten_call
 from hilore_plan.runtime.block import HiloreWarning
 from hilore_plan.runtime.recipe import Recipe
+from hilore_plan.runtime.variants import Variants
 
 
 def test_a_kernel_of_attention_that_is_chosen_later_has_a_graph_of_its_own(attach: Attach) -> None:
     model, reference = LLAMA.build(), LLAMA.build()
     runtime = attach(model)
+    runtime.variants = Variants()  # of its own, to count what is captured here
     inputs = LLAMA.make_inputs(2, 9, seed=0)
     for backend in (None, SDPBackend.MATH, None, SDPBackend.MATH):
         with sdpa_kernel(backend if backend is not None else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
