@@ -267,6 +267,19 @@ def _llama_point(
 
 
 @st.composite
+def _asked(draw: st.DrawFn, graph: Graph, stages: int) -> dict[str, object]:
+    """In which order backward asks for values and what it then holds; or nothing of that."""
+    if draw(st.booleans()):
+        return {}
+    slots = [[n for n, value in enumerate(graph.values) if stage in value.slot_stages] for stage in range(stages)]
+    values = tuple(tuple(draw(st.permutations(each))) for each in slots)
+    return {
+        "asked_values": values,
+        "asked_bytes": tuple(tuple(draw(st.integers(0, 60)) for _ in each) for each in values),
+    }
+
+
+@st.composite
 def small_profiles(draw: st.DrawFn, max_blocks: int = 3, max_ops: int = 5) -> Profile:
     """Small random profiles: few blocks and units, so that every set of actions can be tried."""
     stages = draw(st.integers(1, 3))
@@ -282,7 +295,12 @@ def small_profiles(draw: st.DrawFn, max_blocks: int = 3, max_ops: int = 5) -> Pr
     working = st.tuples(*[size] * stages)
     measures = tuple(
         graph.measure(1, stages).model_copy(
-            update={"stage_working_bytes": draw(working), "forward_working_bytes": draw(size)}
+            update={
+                "stage_working_bytes": draw(working),
+                "op_working_bytes": tuple(draw(st.sampled_from((0, 0, 9, 30))) for _ in graph.ops),
+                "forward_working_bytes": draw(size),
+                **draw(_asked(graph, stages)),
+            }
         )
         for graph in graphs
     )

@@ -14,7 +14,8 @@ from hilore_plan.schema.profile import BlockClass, ClassMeasure, Point
 class OpView:
     """One op: what it reads and makes (indices of values), and the seconds that it takes when run alone.
 
-    `exact_inputs` have to be exact in backward if an output that is a slot is kept.
+    `exact_inputs` have to be exact in backward if an output that is a slot is kept. `working_bytes` it needs beside its
+    outputs while it runs.
     """
 
     name: str
@@ -23,6 +24,7 @@ class OpView:
     recomputable: bool
     seconds: float
     exact_inputs: tuple[int, ...] = ()
+    working_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class ClassView:
     `free` values (parameters, shared inputs) are there whatever the plan does; `inputs` are the others that come from
     outside. `units` are the values that a plan decides on. `forced` ones cannot be rebuilt (slots that are inputs, or
     made by ops that cannot run again): they are stored, or cast where they have that form. `forms` are all ways but
-    `store` in which a value can be kept.
+    `store` in which a value can be kept. `asked` has, by stage, its slots' values in the order in which backward asks
+    for them, each with the bytes that backward then holds beyond the stage's values; no stages if nobody measured it.
     """
 
     name: str
@@ -63,6 +66,7 @@ class ClassView:
     ops: tuple[OpView, ...]
     stage_working_bytes: tuple[int, ...]
     forward_working_bytes: int
+    asked: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     def form(self, value: int, action: Action) -> Form | None:
         """The form that an action keeps a value in; None if it has no such form."""
@@ -93,11 +97,28 @@ def class_view(cls: BlockClass, between: Between, index: int) -> ClassView:
         units=tuple(number for number, value in enumerate(cls.values) if value.keepable),
         forced=forced,
         ops=tuple(
-            OpView(op.name, op.inputs, op.outputs, op.recomputable, cost, op.exact_inputs)
-            for op, cost in zip(cls.ops, seconds, strict=True)
+            OpView(op.name, op.inputs, op.outputs, op.recomputable, cost, op.exact_inputs, working)
+            for op, cost, working in zip(cls.ops, seconds, _op_working_bytes(cls, between, index), strict=True)
         ),
         stage_working_bytes=between.counts(lambda point: point.classes[index].stage_working_bytes),
         forward_working_bytes=between.count(lambda point: point.classes[index].forward_working_bytes),
+        asked=_asked(between, index),
+    )
+
+
+def _op_working_bytes(cls: BlockClass, between: Between, index: int) -> tuple[int, ...]:
+    if not all(point.classes[index].op_working_bytes for point in (between.low, between.high)):
+        return (0,) * len(cls.ops)
+    return between.counts(lambda point: point.classes[index].op_working_bytes)
+
+
+def _asked(between: Between, index: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    low, high = between.low.classes[index], between.high.classes[index]
+    if low.asked_values != high.asked_values:
+        return ()
+    return tuple(
+        tuple(zip(values, between.counts(lambda point, s=stage: point.classes[index].asked_bytes[s]), strict=True))  # type: ignore[misc]
+        for stage, values in enumerate(low.asked_values)
     )
 
 

@@ -13,8 +13,9 @@ cast one, and one per codec), and x_v = s_v + sum_f c_vf:
       d[v,p] <= r[o,p] <= sum_v d[v,p]        an op o has run by stage p if one of its outputs v was wanted by then
       r[o,p] <= r[o,p+1]
       r[o,p] <= d[u,p] + x_u                  ... and each of its inputs u is there (u not free)
-      a[v,p] >= r[o,p] - r[o,p-1]             v, made by o, is alive in the stage that makes it ...
-      a[v,p] >= r[o,p] - x_v + m - 1          ... until the last stage that needs it
+      a[v,p] >= r[o,p-1] - x_v + m - 1        v, made by o in an earlier stage, is alive until the last that needs it
+      u[v,p,o] = r[o,p] - r[o,p-1]            made in this stage, it is alive after o in any case ...
+      u[v,p,q] >= u[v,p,o] - x_v + m' - 1     ... and after each later op q, and at the end, if it is still needed
       k[v,p] >= s_v + m - 1                   a stored v is alive until the last stage that needs it (h: one in a form)
       w[v,p] >= sum_f c_vf + f + m - 2        the decoded copy of such a v: from the first stage to the last
       sum_{codec f} c_vf <= x_u               where anything is compressed, each input u of the block is kept
@@ -23,21 +24,28 @@ cast one, and one per codec), and x_v = s_v + sum_f c_vf:
       i_u + x_v <= 1                          u is exact if o keeps its output v, a slot, and wants u exact
     where m = 1 if v has a slot in stage p or later, else m = r[o',P] - r[o',p-1] for each reader o' of v,
           f = 1 if v has a slot in stage p or earlier, else f = r[o',p] for each reader o',
+          m' = m, but with r[o',P] - r[o',p] for readers o' before q: if they run in this stage, they have run,
     and across the blocks, with K_b = sum_v ( B_v s_v + sum_f N_vf c_vf )
-          and H[b,p] = sum_v ( B_v (k[v,p] + a[v,p] + w[v,p]) + sum_f N_vf h[v,f,p] ) + work[b,p]:
+          T[b,p] = sum_v ( B_v (k[v,p] + a[v,p] + w[v,p]) + sum_f N_vf h[v,f,p] ),
+          H[b,p] >= T[b,p] + sum_v B_v u[v,p,q] + O_q (r[q,p] - r[q,p-1]) + e[b,p]    for each op q of the program,
+          H[b,p] >= T[b,p] + sum_v B_v u[v,p,end] + work[b,p]                         when it is over, and
+          e[b,p] >= ask[v,p] (1 - x_v - sum_{u asked for before v} (1 - x_u))    for each slot v of the stage:
       forward:b     K_0 + ... + K_b            <= L - fixed - work
       head          K_0 + ... + K_last         <= L - fixed - head
       backward:b:p  K_0 + ... + K_{b-1} + H[b,p] <= L - fixed - gradients so far
 
     symbol      variable                     meaning
     s_v, c_vf   BlockProgram.store, .coded   binary: v is stored, is kept in form f
-    r[o,p]      _Builder.ran[o][p]           o has run again by the end of stage p (P: the last stage)
-    d[v,p]      _Builder.wanted[v][p]        v has been wanted by the end of stage p
+    r[o,p]      Variables.ran[o][p]          o has run again by the end of stage p (P: the last stage)
+    d[v,p]      Variables.wanted[v][p]       v has been wanted by the end of stage p
     i_v         _Builder.inexact[v]          v is inexact in backward; only where something has to be exact
-    a, k, h, w  made by _Builder._any        alive in stage p: rebuilt, stored, in a form, decoded
+    a, k, h, w  made by StageProgram         alive in stage p: carried on, stored, in a form, decoded
+    u[v,p,q]    _Made.after                  alive in stage p after op q
+    ask, work   ClassView                    bytes beyond the stage's values: when v is first asked for, at the most
     K_b, H[b,p] BlockProgram.kept, .stages   bytes kept from forward on, bytes held in a stage
     t_o, n_vf   OpView, Form .seconds        (times micro-batches, and the recompute scale for t_o)
     B_v, N_vf   value_bytes, Form.bytes
+    O_q         OpView.working_bytes
     mu, rho     Price.price, View.rho        seconds per squared error, and the squared error of v in form f
     L           the limit on peak memory; fixed, work, head, gradients: `View` and `Rooms`
 

@@ -17,7 +17,11 @@ from hilore_plan.schema.plan import Action, codec_of
 
 @dataclass(frozen=True)
 class StageBytes:
-    """What a block holds in one stage of its backward: kept values, rebuilt ones, and the stage's working memory."""
+    """What a block holds in one stage of its backward, when it holds most: kept values, rebuilt ones, and all else.
+
+    That is either while the stage's ops run again, beside what backward holds by then, or later, when what was only
+    made on the way is gone and backward needs the most working memory.
+    """
 
     kept: int
     rebuilt: int
@@ -104,15 +108,7 @@ def block_cost(view: View, index: int, pattern: Sequence[Action]) -> BlockCost:
     ran = _program(cls, kept)
     needs = [_needs(cls, ran, value) for value in range(len(cls.names))]
     check_compression(cls, kept, ran, needs)
-    rebuilt = _rebuilt(cls, kept, ran, needs)
-    stages = tuple(
-        StageBytes(
-            sum(count for value, count in held.items() if stage <= max(needs[value], default=0)),
-            sum(cls.value_bytes[value] for value, first, last in rebuilt if first <= stage <= last),
-            cls.stage_working_bytes[stage],
-        )
-        for stage in range(cls.stages)
-    )
+    stages = tuple(_stage(cls, stage, kept, held, ran, needs) for stage in range(cls.stages))
     scale = view.micro_batches * view.recompute_scale
     seconds = scale * sum(cls.ops[op].seconds for op in sorted(ran))
     coding = sum(form.seconds for value, action in kept.items() if (form := cls.form(value, action)) is not None)
@@ -176,21 +172,65 @@ def _needs(cls: ClassView, ran: Mapping[int, int], value: int) -> list[int]:
     return [*cls.slots[value], *(ran[op] for op in cls.readers[value] if op in ran)]
 
 
-def _rebuilt(
-    cls: ClassView, kept: Mapping[int, Action], ran: Mapping[int, int], needs: Sequence[Sequence[int]]
-) -> list[tuple[int, int, int]]:
-    """What is made in backward, with its first and last stage.
+def _stage(
+    cls: ClassView,
+    stage: int,
+    kept: Mapping[int, Action],
+    held: Mapping[int, int],
+    ran: Mapping[int, int],
+    needs: Sequence[Sequence[int]],
+) -> StageBytes:
+    """What is held in a stage at its worst moment.
 
-    All that an op makes is there in its own stage, and afterwards while it is needed. The widened or decoded copy of a
-    value kept in another form is there from the first stage that needs it to the last.
+    What earlier stages have made for this one is there as long as it lasts. So is the widened or decoded copy of a
+    value that is kept in another form, from the first stage that needs it to the last.
     """
-    made = [
-        (value, stage, stage if value in kept else max(needs[value], default=stage))
-        for op, stage in ran.items()
-        for value in cls.ops[op].outputs
-    ]
-    coded = [value for value, action in kept.items() if action != "store" and needs[value]]
-    return made + [(value, min(needs[value]), max(needs[value])) for value in coded]
+    carried = [value for op, when in ran.items() if when < stage for value in cls.ops[op].outputs if value not in kept]
+    coded = [value for value, action in kept.items() if action != "store" and min(needs[value], default=stage) <= stage]
+    there = sum(cls.value_bytes[value] for value in (*carried, *coded) if max(needs[value], default=-1) >= stage)
+    most, end = _program_bytes(cls, stage, kept, ran)
+    own = sum(count for value, count in held.items() if stage <= max(needs[value], default=0))
+    rebuilding = StageBytes(own, there + most, asked_bytes(cls, stage, kept))
+    after = StageBytes(own, there + end, cls.stage_working_bytes[stage])
+    return max(after, rebuilding, key=lambda moment: moment.total)
+
+
+def _program_bytes(cls: ClassView, stage: int, kept: Mapping[int, Action], ran: Mapping[int, int]) -> tuple[int, int]:
+    """The most that a stage's program holds of what it makes, and what is left of that when it is over.
+
+    Its ops run in order, each with its own working memory. All that an op makes is there when it has run, and goes with
+    the last op that reads it, unless it is a slot or a later stage reads it.
+    """
+    live = most = 0
+    dying: dict[int, int] = {}
+    for op in sorted(op for op, when in ran.items() if when == stage):
+        for value in cls.ops[op].outputs:
+            live += cls.value_bytes[value]
+            if (last := _last_use(cls, value, op, stage, kept, ran)) is not None:
+                dying[last] = dying.get(last, 0) + cls.value_bytes[value]
+        most = max(most, live + cls.ops[op].working_bytes)
+        live -= dying.pop(op, 0)
+    return most, live
+
+
+def _last_use(
+    cls: ClassView, value: int, maker: int, stage: int, kept: Mapping[int, Action], ran: Mapping[int, int]
+) -> int | None:
+    """The op after which a value made in this stage is gone; None if it is still there when the program is over."""
+    if value in kept:
+        return maker
+    readers = [op for op in cls.readers[value] if op in ran]
+    if any(slot >= stage for slot in cls.slots[value]) or any(ran[op] > stage for op in readers):
+        return None
+    return max(readers, default=maker)
+
+
+def asked_bytes(cls: ClassView, stage: int, kept: Mapping[int, Action]) -> int:
+    """What backward holds beyond the stage's values when that is rebuilt: at the first request for a missing one."""
+    if not cls.asked:
+        return cls.stage_working_bytes[stage]
+    missing = (count for value, count in cls.asked[stage] if value not in kept and value not in cls.free)
+    return next(missing, 0)
 
 
 def _forward(view: View, costs: Sequence[BlockCost]) -> list[PointBytes]:

@@ -40,6 +40,11 @@ class CapturedClass:
         return [slot.stage for slot in self.graph.slots]
 
     @property
+    def slot_values(self) -> Sequence[int]:
+        """The value that each slot is a view of, in the order of saving."""
+        return [slot.value for slot in self.graph.slots]
+
+    @property
     def own_inputs(self) -> list[int]:
         """Places, among a call's tensors, of the inputs that are alive for this block alone."""
         pairs = zip(self.graph.values, self.record.values, strict=True)

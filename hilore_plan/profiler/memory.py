@@ -45,8 +45,8 @@ class Trace:
         return max(0, *(segment.peak_bytes for segment in self.segments))
 
     def named(self, name: str) -> list[Segment]:
-        """Every segment that begins at a marker called `name`."""
-        return [segment for segment in self.segments if segment.name == name]
+        """Every segment that begins at a marker called `name`, or `name` and a colon and more."""
+        return [segment for segment in self.segments if f"{segment.name}:".startswith(f"{name}:")]
 
 
 class Recorder:

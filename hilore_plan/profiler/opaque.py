@@ -54,6 +54,11 @@ class OpaqueClass:
         return ()
 
     @property
+    def slot_values(self) -> Sequence[int]:
+        """Empty, like `slot_stages`."""
+        return ()
+
+    @property
     def own_inputs(self) -> list[int]:
         """Places, among a call's tensors, of the inputs that are alive for this block alone."""
         return [place for place, value in enumerate(self.record.values) if value.kind == "input" and not value.shared]
@@ -72,6 +77,7 @@ class OpaqueClass:
         count = len(self.record.values)
         return OpMeasures(
             op_seconds=(seconds,),
+            op_working_bytes=(0,),  # a rerun's are in the stage's
             value_bytes=(*map(storage_bytes_of, given), saved.inside_bytes),
             narrow_bytes=(0,) * count,
             narrow_seconds=(0.0,) * count,

@@ -13,24 +13,31 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from hilore_plan.graph.recovery_units import BlockGraph
 from hilore_plan.graph.signature import Call
+from hilore_plan.profiler.calls import storage_of
 from hilore_plan.profiler.clock import median_seconds, synchronize
+from hilore_plan.profiler.memory import Recorder, storage_bytes
 
 
 @dataclass(frozen=True)
 class OpMeasures:
-    """Per op its median seconds; per value the bytes of its storage and of its narrow form, and the cast's seconds."""
+    """Per op its median seconds, and the bytes that it needs beside its outputs while it runs.
+
+    Per value the bytes of its storage and of its narrow form, and the cast's seconds.
+    """
 
     op_seconds: tuple[float, ...]
+    op_working_bytes: tuple[int, ...]
     value_bytes: tuple[int, ...]
     narrow_bytes: tuple[int, ...]
     narrow_seconds: tuple[float, ...]
 
 
 def measure_ops(graph: BlockGraph, block: nn.Module, call: Call, *, repeats: int = 5) -> OpMeasures:
-    """Runs the block's graph `repeats + 2` times on the arguments of `call`; the block's state does not change."""
+    """Runs the block's graph `repeats + 3` times on the arguments of `call`; the block's state does not change."""
     device = call.tensors[0].device
     sizer = _Sizer(graph, device)
     times: list[list[float]] = [[] for _ in graph.ops]
@@ -42,8 +49,10 @@ def measure_ops(graph: BlockGraph, block: nn.Module, call: Call, *, repeats: int
             if number > 1 and isinstance(run, _Timer):
                 for index, seconds in run.seconds.items():
                     times[index].append(seconds)
+        working = _op_working_bytes(graph, block, call)
     return OpMeasures(
         op_seconds=tuple(statistics.median(found) if found else 0.0 for found in times),
+        op_working_bytes=working,
         value_bytes=tuple(_value_bytes(graph, block, call, sizer)),
         narrow_bytes=tuple(sizer.narrow_bytes.get(index, 0) for index in range(len(graph.values))),
         narrow_seconds=tuple(sizer.narrow_seconds.get(index, 0.0) for index in range(len(graph.values))),
@@ -60,6 +69,17 @@ def reran_ops(graph: BlockGraph) -> list[int]:
 def storage_bytes_of(tensor: torch.Tensor) -> int:
     """Bytes of the whole storage behind a tensor: what a view of it keeps alive."""
     return tensor.untyped_storage().nbytes()
+
+
+def _op_working_bytes(graph: BlockGraph, block: nn.Module, call: Call) -> tuple[int, ...]:
+    """What each op allocates beside its outputs: copies of what it cannot read as it lies, buffers of its kernel."""
+    inputs = _inputs(graph, block, call)
+    with Recorder(call.tensors[0].device) as recorder:
+        run = _Marker(graph, recorder)
+        run.run(*inputs)
+    peaks = {segment.name: segment.peak_bytes - segment.live_bytes for segment in recorder.trace.segments}
+    needed = (peaks.get(f"op:{index}", 0) - run.output_bytes.get(index, 0) for index in range(len(graph.ops)))
+    return tuple(max(0, count) for count in needed)
 
 
 def _value_bytes(graph: BlockGraph, block: nn.Module, call: Call, sizer: _Sizer) -> Iterator[int]:
@@ -109,6 +129,29 @@ class _Timer(fx.Interpreter):
         result = super().run_node(n)
         synchronize(self._device)
         self.seconds[index] = time.perf_counter() - start
+        return result
+
+
+class _Marker(fx.Interpreter):
+    """One run of a graph that marks where each op begins and ends, and takes the bytes of its outputs."""
+
+    def __init__(self, graph: BlockGraph, recorder: Recorder) -> None:
+        super().__init__(graph.capture.module)
+        self._recorder = recorder
+        self._op_of = {op.node: index for index, op in enumerate(graph.ops)}
+        self.output_bytes: dict[int, int] = {}
+
+    def run_node(self, n: fx.Node) -> object:
+        """Runs one node."""
+        index = self._op_of.get(n)
+        if index is None:
+            return super().run_node(n)
+        given = {storage_of(tensor) for tensor in map(self.env.get, n.all_input_nodes) if torch.is_tensor(tensor)}
+        self._recorder.mark(f"op:{index}")
+        result = super().run_node(n)
+        self._recorder.mark("between")
+        made = [tensor for tensor in tree_leaves(result) if torch.is_tensor(tensor) and storage_of(tensor) not in given]
+        self.output_bytes[index] = storage_bytes(made)
         return result
 
 

@@ -113,6 +113,26 @@ class Reading:
         stages = range(self.classes[number].record.stages)
         return tuple(max(self._stage(block, number, stage) for block in self._members(number)) for stage in stages)
 
+    def asked_bytes(self, number: int) -> tuple[dict[int, int], ...]:
+        """By stage of class number `number`: what is held beyond the stage's values when each is first asked for.
+
+        In the order of asking in the class's first block, and the most that any block holds.
+        """
+        found = self.classes[number]
+        asked: tuple[dict[int, int], ...] = tuple({} for _ in range(found.record.stages))
+        for block in self._members(number):
+            first: set[tuple[int, int]] = set()
+            for segment in self.trace.named(f"backward:{block}"):
+                slot = int(segment.name.split(":")[3]) if segment.name.count(":") > 2 else None
+                if slot is None:
+                    continue
+                stage, value = found.slot_stages[slot], found.slot_values[slot]
+                if (stage, value) not in first:
+                    first.add((stage, value))
+                    beyond = segment.live_bytes - self._known(block, number, stage)
+                    asked[stage][value] = max(asked[stage].get(value, 0), beyond)
+        return asked
+
     def forward_working_bytes(self, number: int, unkept: int) -> int:
         """The most that forward of class `number` needs beyond what store-everything keeps of the block.
 
@@ -137,9 +157,13 @@ class Reading:
         return self.classes[number].record.blocks
 
     def _stage(self, block: int, number: int, stage: int) -> int:
+        return self._beyond(f"backward:{block}:{stage}", self._known(block, number, stage))
+
+    def _known(self, block: int, number: int, stage: int) -> int:
+        """What the timeline adds up for store-everything in a stage of a block."""
         alive = stored_bytes(self.classes[number].record, self.value_bytes[number], stage)
-        known = self.embedding_bytes + self.stored_before(block) + alive
-        return self._beyond(f"backward:{block}:{stage}", known + self._gradients(self.gradients.reached(block)))
+        gradients = self._gradients(self.gradients.reached(block))
+        return self.embedding_bytes + self.stored_before(block) + alive + gradients
 
     def _forward(self, block: int, number: int) -> int:
         kept = stored_bytes(self.classes[number].record, self.value_bytes[number])

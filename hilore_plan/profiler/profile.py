@@ -20,6 +20,7 @@ from hilore_plan.profiler.batches import CalibrationData, CalibrationText, rando
 from hilore_plan.profiler.calibration import calibrate, compressing
 from hilore_plan.profiler.calls import record_calls
 from hilore_plan.profiler.checkpointing import checkpointed
+from hilore_plan.profiler.class_measure import class_measure
 from hilore_plan.profiler.classes import FoundClass, find_classes
 from hilore_plan.profiler.clock import seconds_of
 from hilore_plan.profiler.environment import describe_environment, describe_model, resolve_device
@@ -33,7 +34,7 @@ from hilore_plan.profiler.recompute_scale import bounded
 from hilore_plan.profiler.step import ActorStep, Loss
 from hilore_plan.profiler.watch import BlockWatch
 from hilore_plan.progress import Progress, Silent
-from hilore_plan.schema.profile import ClassMeasure, Point, Profile
+from hilore_plan.schema.profile import Point, Profile
 from hilore_plan.schema.record import Mode, Workload
 
 # rounds of step times at a point: five, or as few as three at the largest point and one below it once they take long
@@ -190,12 +191,13 @@ class _Session:
         formats = [self._formats(c, calls[c.first]) for c in classes]
         reading = self._reading(trace, classes, measures, calls)
         working = [self._working(reading, number, calls[c.first]) for number, c in enumerate(classes)]
+        asked = [reading.asked_bytes(number) for number in range(len(classes))]
         self.progress.advance("next size")
         return Point(
             tokens=workload.tokens,
             batch=workload.batch,
             length=workload.prompt_tokens + workload.response_tokens,
-            classes=tuple(_class_measure(*each) for each in zip(measures, formats, working, strict=True)),
+            classes=tuple(class_measure(*each) for each in zip(measures, formats, working, asked, strict=True)),
             outside=outside_of(reading, step, extra),
             store=Mode(step_seconds=timed.store, peak_bytes=base + trace.peak_bytes),
             gc=Mode(step_seconds=timed.gc, peak_bytes=gc_peak),
@@ -284,17 +286,3 @@ class _Session:
         if alone <= 0:
             return 1.0
         return bounded(timed.added / (self.workload.micro_batches * alone))
-
-
-def _class_measure(measures: OpMeasures, formats: CodecMeasures, working: tuple[tuple[int, ...], int]) -> ClassMeasure:
-    stages, forward = working
-    return ClassMeasure(
-        value_bytes=measures.value_bytes,
-        op_seconds=measures.op_seconds,
-        narrow_bytes=measures.narrow_bytes,
-        narrow_seconds=measures.narrow_seconds,
-        stage_working_bytes=stages,
-        forward_working_bytes=forward,
-        codec_bytes=formats.bytes,
-        codec_seconds=formats.seconds,
-    )

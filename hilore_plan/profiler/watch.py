@@ -4,7 +4,8 @@
 | --- | --- |
 | `forward:b` | block b's forward |
 | `end:b` | what lies between block b and the next; after the last block: the head |
-| `backward:b:p` | stage p of block b's backward: stage 0 with the gradient of its output, others at their first slot |
+| `backward:b:0` | block b's backward, with the gradient of its output |
+| `backward:b:p:s` | what follows when slot s is first asked for, p being the latest stage that has begun |
 | `embedding` | what lies before the first block, once that block's backward is over |
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import repeat
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from hilore_plan.profiler.memory import Recorder
 
-Packed = tuple[torch.Tensor, int, set[int]]
+Packed = tuple[torch.Tensor, int]
 
 
 class BlockWatch:
@@ -31,8 +32,8 @@ class BlockWatch:
 
     Args:
         blocks: the model's blocks in order.
-        slot_stages: for each block the stage of each of its slots, in the order of saving; empty: they are all of
-            stage 0, however many there are.
+        slot_stages: for each block the stage of each of its slots, in the order of saving; empty: nobody knows them,
+            and they are not marked.
         recorder: where the markers go.
     """
 
@@ -81,20 +82,23 @@ class BlockWatch:
             tensors[0].register_hook(lambda _: self._recorder.mark(name))  # type: ignore[no-untyped-call]
 
     def _slots_of(self, index: int) -> saved_tensors_hooks:
-        """Hooks that keep what is saved as it is, and tell when a stage's first slot is asked for."""
+        """Hooks that keep what is saved as it is, and tell when a slot is first asked for."""
         stages = self._slot_stages[index]
-        following = iter(stages) if stages else repeat(0)
-        begun = {0}
+        numbers = count()
+        asked: set[int] = set()
+        latest = 0
 
         def pack(tensor: torch.Tensor) -> Packed:
             # detached, or an output that was saved would keep its own graph alive
-            return tensor.detach(), next(following), begun
+            return tensor.detach(), next(numbers)
 
         def unpack(packed: Packed) -> torch.Tensor:
-            tensor, stage, seen = packed
-            if stage not in seen:
-                seen.add(stage)
-                self._recorder.mark(f"backward:{index}:{stage}")
+            nonlocal latest
+            tensor, slot = packed
+            if stages and slot not in asked:
+                asked.add(slot)
+                latest = max(latest, stages[slot])
+                self._recorder.mark(f"backward:{index}:{latest}:{slot}")
             return tensor
 
         return saved_tensors_hooks(pack, unpack)

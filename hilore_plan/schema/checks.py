@@ -104,13 +104,27 @@ def _measure_faults(measure: ClassMeasure, block_class: BlockClass, at: str) -> 
         "narrow_seconds": values,
         "stage_working_bytes": block_class.stages,
     }
+    if measure.op_working_bytes:
+        lengths["op_working_bytes"] = len(block_class.ops)
     yield from _lengths(measure, lengths, at)
+    yield from _asked_faults(measure, block_class, at)
     if measure.codec_bytes.keys() != measure.codec_seconds.keys():
         yield f"{at}.codec_seconds is not of the codecs of codec_bytes"
     for field, codecs in (("codec_bytes", measure.codec_bytes), ("codec_seconds", measure.codec_seconds)):
         for codec, numbers in codecs.items():
             if len(numbers) != values:
                 yield f"{at}.{field}.{codec} has {len(numbers)} numbers where its class needs {values}"
+
+
+def _asked_faults(measure: ClassMeasure, block_class: BlockClass, at: str) -> Iterator[str]:
+    if len(measure.asked_values) not in (0, block_class.stages):
+        yield f"{at}.asked_values has {len(measure.asked_values)} stages where its class has {block_class.stages}"
+    if [len(each) for each in measure.asked_values] != [len(each) for each in measure.asked_bytes]:
+        yield f"{at}.asked_bytes does not have one number for each of asked_values"
+    for stage, asked in enumerate(measure.asked_values):
+        slots = {number for number, value in enumerate(block_class.values) if stage in value.slot_stages}
+        if len(set(asked)) < len(asked) or not slots.issuperset(asked):
+            yield f"{at}.asked_values[{stage}] is not values that have slots in that stage, each once"
 
 
 def _lengths(record: Record, lengths: Mapping[str, int], at: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pydantic import Field
 from hilore_plan.schema.record import Environment, Mode, Model, Norm, Record, Workload, uncaptured_reason
 
 SCHEMA: Final = "hilore.profile/1"
-REVISION = 2
+REVISION = 3
 
 
 class Value(Record):
@@ -70,6 +70,9 @@ class ClassMeasure(Record):
     `value_bytes` are the bytes of a value's storage, `narrow_bytes` those of its narrowed form (0 where there is none),
     `narrow_seconds` the time to narrow it and to widen it again. `stage_working_bytes` are what a stage of backward
     needs beyond the values it was given, `forward_working_bytes` what forward needs beyond the values it keeps.
+    `op_working_bytes` are what each op needs beside its outputs while it runs, nothing where nobody looked.
+    `asked_values` are, by stage, the values with slots in it in the order in which backward first asks for them, and
+    `asked_bytes` what backward holds at that moment beyond the values of the stage; both empty where nobody looked.
     `codec_bytes` and `codec_seconds` are, by codec, the bytes of each value in its format (0 where the codec does not
     take it) and the time to encode and decode it.
     """
@@ -80,6 +83,9 @@ class ClassMeasure(Record):
     narrow_seconds: tuple[float, ...]
     stage_working_bytes: tuple[int, ...]
     forward_working_bytes: int
+    op_working_bytes: tuple[int, ...] = ()
+    asked_values: tuple[tuple[int, ...], ...] = ()
+    asked_bytes: tuple[tuple[int, ...], ...] = ()
     codec_bytes: dict[str, tuple[int, ...]] = Field(default={})
     codec_seconds: dict[str, tuple[float, ...]] = Field(default={})
 

@@ -96,6 +96,7 @@ def view_of(graph: Graph, stages: int, risks: Risks, exact: Mapping[str, tuple[i
             "codec_bytes": codecs,
             "codec_seconds": {codec: (seconds,) * len(sizes) for codec, seconds in SECONDS.items()},
             "stage_working_bytes": tuple(range(3, 3 + 2 * stages, 2)),
+            **asked_in(cls),
         }
     )
     point = Point(
@@ -106,6 +107,13 @@ def view_of(graph: Graph, stages: int, risks: Risks, exact: Mapping[str, tuple[i
     rho = {(numbers[name], compressed("int8")): risk for name, risk in risks.items()}
     rho |= {(numbers[name], compressed("int4")): 20 * risk for name, risk in risks.items()}
     return replace(view, rho=(rho,))
+
+
+def asked_in(cls: BlockClass) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Backward asks for the newest values first, and holds more with each."""
+    slots = [[n for n, value in enumerate(cls.values) if stage in value.slot_stages] for stage in range(cls.stages)]
+    values = tuple(tuple(reversed(each)) for each in slots)
+    return {"asked_values": values, "asked_bytes": tuple(tuple(range(1, 1 + 7 * len(each), 7)) for each in values)}
 
 
 def guarded(cls: BlockClass, exact: Mapping[str, tuple[int, ...]]) -> BlockClass:

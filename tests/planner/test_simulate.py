@@ -7,7 +7,7 @@ from strategies import Graph, llama_profile, outside, profile_of
 
 from hilore_plan.errors import UsageError
 from hilore_plan.planner.simulate import PointBytes, UnrecoverableError, simulate, timeline
-from hilore_plan.planner.timeline import point_names, view_at
+from hilore_plan.planner.timeline import View, point_names, view_at
 from hilore_plan.schema.plan import Action
 from hilore_plan.schema.profile import Point, Profile
 from hilore_plan.schema.record import Mode
@@ -137,6 +137,46 @@ def test_every_output_of_an_op_counts_in_its_own_stage() -> None:
     points = {point.name: point for point in timeline(view, [{"x": "store", "used": "recompute", "kept": "store"}])}
     assert points["backward:0:0"].rebuilt == 20 + 30
     assert points["backward:0:1"].rebuilt == 20
+
+
+def chain(**measured: object) -> View:
+    """x -> p -> q -> r -> s in one stage: r and s are slots, p and q are only made on the way."""
+    graph = Graph()
+    x = graph.input("x", 10, keepable=True)
+    p = graph.op("p", [x], 100, 1.0)
+    q = graph.op("q", [p], 200, 1.0)
+    r = graph.op("r", [q], 30, 1.0, 0)
+    graph.op("s", [r], 40, 1.0, 0)
+    measure = graph.measure(1, 1).model_copy(update={"stage_working_bytes": (50,), **measured})
+    point = staged_profile().points[0].model_copy(update={"classes": (measure,), "outside": outside(1)})
+    return view_at(profile_of([graph.block_class("Layer", [0], 1)], [point]), 1)
+
+
+def backward_of(view: View, r: Action, s: Action) -> tuple[int, int, int]:
+    (point,) = (p for p in timeline(view, [{"x": "store", "r": r, "s": s}]) if p.name == "backward:0:0")
+    return point.kept, point.rebuilt, point.working
+
+
+def test_what_is_made_on_the_way_is_gone_before_backward_goes_on() -> None:
+    """p dies when q has been made, q when r has; only then does backward need its working memory."""
+    asked = {"asked_values": ((4, 3),), "asked_bytes": ((5, 60),)}
+    assert backward_of(chain(), "recompute", "recompute") == (10, 100 + 200, 50)  # nobody looked: all at once
+    assert backward_of(chain(**asked), "recompute", "recompute") == (10, 100 + 200, 5)
+    large = {**asked, "stage_working_bytes": (900,)}
+    assert backward_of(chain(**large), "recompute", "recompute") == (10, 30 + 40, 900)
+    # s is made of r, which is kept: the program has one op
+    assert backward_of(chain(**asked), "store", "recompute") == (40, 40, 50)
+
+
+def test_a_stage_is_rebuilt_when_the_first_missing_value_is_asked_for() -> None:
+    """s is asked for first. If it is kept, backward has gone on until r is asked for, and holds 60 bytes by then."""
+    view = chain(asked_values=((4, 3),), asked_bytes=((5, 60),))
+    assert backward_of(view, "recompute", "store") == (50, 100 + 200, 60)
+
+
+def test_an_op_has_working_memory_of_its_own() -> None:
+    view = chain(asked_values=((4, 3),), asked_bytes=((0, 0),), op_working_bytes=(0, 7, 500, 0))
+    assert backward_of(view, "recompute", "recompute") == (10, 200 + 30 + 500, 0)
 
 
 def test_interpolation() -> None:

@@ -58,6 +58,9 @@ def test_what_an_older_revision_does_not_say_is_as_it_was() -> None:
     assert {(entry.predicted.error, entry.predicted.compressed_share) for entry in plan.entries} == {(0.0, 0.0)}
     assert (profile.revision, profile.codecs, profile.risk) == (1, (), None)
     assert not any(op.exact_inputs for cls in profile.classes for op in cls.ops)
+    older = io.load_profile(DATA / "profile-1.2.json")
+    measures = [measure for point in older.points for measure in point.classes]
+    assert {(m.op_working_bytes, m.asked_values, m.asked_bytes) for m in measures} == {((), (), ())}
 
 
 def test_the_same_document_is_the_same_text(tmp_path: Path) -> None:

@@ -1,0 +1,115 @@
+"""The variables of one block in the integer program, and what is said of a value in terms of them.
+
+Names as in the table of `ilp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pulp
+
+from hilore_plan.planner.block_view import ClassView, Form
+from hilore_plan.planner.ilp_solver import Expression, Program, Scale
+from hilore_plan.schema.plan import codec_of
+
+Coded = tuple[Form, Expression]
+
+
+class Variables:
+    """One block's variables, added to a problem under names that begin with `prefix`."""
+
+    def __init__(self, problem: Program, cls: ClassView, prefix: str) -> None:
+        self.problem, self.cls, self.prefix = problem, cls, prefix
+        self.stages = range(cls.stages)
+        self.last = cls.stages - 1
+        self.useful = _useful(cls)
+        self.store = {unit: self.binary(f"s{unit}") for unit in cls.units}
+        self.coded = {unit: self._forms(unit) for unit in cls.units if cls.forms[unit]}
+        self.ran = {op: [self.share(f"r{op}_{stage}") for stage in self.stages] for op in self.useful}
+        self.wanted = {value: self._wanted(op, value) for op in self.useful for value in cls.ops[op].outputs}
+
+    def binary(self, name: str) -> Expression:
+        """A new variable that is 0 or 1."""
+        return self.problem.add_variable(self.prefix + name, 0, 1, pulp.LpBinary)
+
+    def share(self, name: str) -> Expression:
+        """A new variable between 0 and 1."""
+        return self.problem.add_variable(self.prefix + name, 0, 1)
+
+    def amount(self, name: str) -> Expression:
+        """A new variable that is not negative."""
+        return self.problem.add_variable(self.prefix + name, 0)
+
+    def _forms(self, unit: int) -> list[Coded]:
+        """A binary for each form; the first letter of a name goes on with what tells the codecs apart."""
+        codecs = [(form, codec_of(form.action)) for form in self.cls.forms[unit]]
+        return [(form, self.binary(f"c{unit}_{codec}" if codec else f"c{unit}")) for form, codec in codecs]
+
+    def _wanted(self, op: int, value: int) -> list[Expression]:
+        if len(self.cls.ops[op].outputs) == 1:
+            return self.ran[op]  # an op with one output runs when that output is wanted
+        return [self.share(f"d{value}_{stage}") for stage in self.stages]
+
+    def held(self, value: int) -> Expression:
+        """1 if the value is kept in any form."""
+        if value in self.store:
+            return self.store[value] + sum(variable for _, variable in self.coded.get(value, ()))
+        return 1 if value in self.cls.forced else 0
+
+    def compressed(self, value: int) -> list[Expression]:
+        """The binaries of a value's codecs."""
+        forms = self.coded.get(value, ())
+        return [variable for form, variable in forms if codec_of(form.action) is not None]
+
+    def can_hold(self, value: int) -> bool:
+        """Whether the value can be kept at all."""
+        return value in self.store or value in self.cls.forced
+
+    def kept_bytes(self, value: int, scale: Scale) -> Expression:
+        """Bytes that are kept of a value from forward on."""
+        cls = self.cls
+        if value not in self.store:
+            return scale.bytes(cls.value_bytes[value]) if value in cls.forced else 0
+        if value in cls.free:
+            return 0
+        full = scale.bytes(cls.value_bytes[value]) * self.store[value]
+        return full + sum(scale.bytes(form.bytes) * variable for form, variable in self.coded.get(value, ()))
+
+    def readers(self, value: int) -> list[int]:
+        """The ops that may run again and read the value, in order."""
+        return [op for op in self.cls.readers[value] if op in self.ran]
+
+    def before(self, op: int, stage: int) -> Expression:
+        """1 if the op has run before this stage."""
+        return self.ran[op][stage - 1] if stage else 0
+
+    def now(self, op: int, stage: int) -> Expression:
+        """1 if the op runs in this stage."""
+        return self.ran[op][stage] - self.before(op, stage)
+
+    def later(self, op: int, stage: int) -> Expression:
+        """1 if the op runs in this stage or a later one."""
+        return self.ran[op][self.last] - self.before(op, stage)
+
+    def any(self, name: str, cases: Sequence[Expression]) -> Expression:
+        """A variable that is at least each of the cases; minimising bytes or meeting a limit makes it the largest."""
+        if not cases:
+            return 0
+        largest = self.share(name)
+        for case in cases:
+            self.problem.addConstraint(largest >= case)
+        return largest
+
+
+def _useful(cls: ClassView) -> list[int]:
+    """The ops whose running can help to rebuild a slot, in the order of execution."""
+    useful: set[int] = set()
+    for number in reversed(range(len(cls.ops))):
+        op = cls.ops[number]
+        slots = any(cls.slots[value] for value in op.outputs)
+        if op.recomputable and (
+            slots or any(reader in useful for value in op.outputs for reader in cls.readers[value])
+        ):
+            useful.add(number)
+    return sorted(useful)

@@ -1,0 +1,68 @@
+"""What a stage's program holds on the way: as the profiler measures it, and against what training takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hilore_plan
+from hilore_plan.bench.workload import build_workload
+from hilore_plan.graph.capture import capture
+from hilore_plan.graph.recovery_units import block_graph
+from hilore_plan.graph.signature import flatten_call
+from hilore_plan.planner.timeline import view_at
+from hilore_plan.profiler.ops import measure_ops
+from hilore_plan.profiler.peaks import measure_peak
+from hilore_plan.schema.profile import Profile
+
+SIZES = {"dtype": "float32", "batch": 4, "prompt_tokens": 32, "response_tokens": 96, "token_points": 1}
+
+
+@pytest.fixture(scope="module")
+def lora() -> Profile:
+    """LoRA makes much that no backward asks for: products of frozen weights, their low-rank parts, and the sums."""
+    return hilore_plan.profile_model("builtin:tiny-llama", lora_rank=4, **SIZES)
+
+
+@pytest.mark.parametrize("budget", ["1.1x-gc", "1.3x-gc"])
+def test_a_plan_for_lora_fits_the_budget_and_is_predicted_closely(lora: Profile, budget: str) -> None:
+    plan = hilore_plan.solve_plan(lora, budget=budget, token_buckets=1)
+    (entry,) = plan.entries
+    built = build_workload(lora.workload, "cpu")
+    with hilore_plan.apply(built.model, plan) as runtime:
+        for _ in range(2):  # the first frames are trials
+            built.step.step(runtime)
+        peak = measure_peak(built.step, runtime)
+    assert peak <= entry.predicted.peak_bytes
+    assert entry.predicted.peak_bytes <= 1.05 * peak
+
+
+def test_values_are_asked_for_from_the_end_and_backward_holds_little_at_first(lora: Profile) -> None:
+    cls = view_at(lora, lora.workload.tokens).classes[0]
+    assert len(cls.asked) == cls.stages == 2
+    first, _ = cls.asked[0][0]
+    names = [cls.names[value] for value, _ in cls.asked[0]]
+    assert cls.names[first].startswith("mlp.down_proj")
+    assert names.index("mlp.act_fn.silu") < names.index("post_attention_layernorm.rsqrt")
+    for stage, asked in enumerate(cls.asked):
+        assert all(count <= cls.stage_working_bytes[stage] for _, count in asked)
+    hidden = cls.value_bytes[next(iter(cls.inputs))]
+    assert cls.asked[0][0][1] <= 2 * hidden  # the gradient of the block's output, and little else
+
+
+class Transposing(torch.nn.Module):
+    """Its product cannot read one side as it lies: the kernel copies that first."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x[:, :, ::2], x[:, ::2]).tanh()
+
+
+def test_an_ops_working_memory_is_what_it_allocates_beside_its_outputs() -> None:
+    x = torch.randn(2, 64, 64, requires_grad=True)
+    block = Transposing()
+    call = flatten_call((x,), {})
+    graph = block_graph(capture(block, call))
+    measures = measure_ops(graph, block, call)
+    working = {op.name: count for op, count in zip(graph.ops, measures.op_working_bytes, strict=True)}
+    assert working["bmm"] == 64 * 32 * 4  # one matrix of the batch after the other
+    assert working["tanh"] == 0
