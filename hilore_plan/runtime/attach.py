@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -153,9 +154,16 @@ class Runtime:
             },
             stored_instead={block.name: units for block in self._blocks if (units := _stored_units(block))},
             escalations=self.escalations,
-            expected_error=self.meter.expected_error,
+            expected_error=self._expected_error(),
             error_budget=None if self.plan.risk is None else self.plan.risk.limit,
         )
+
+    def _expected_error(self) -> float:
+        """As metered; where no micro-batch was ever announced, as if all of them had had the same exposure."""
+        if self.meter.counted or not self._uses:
+            return self.meter.expected_error
+        square = sum(count * self.error_of(entry) ** 2 for entry, count in self._uses.items())
+        return math.sqrt(square / self._uses.total())
 
     def recipe(self, block: int, graph: BlockGraph, tokens: int, forced: frozenset[int]) -> Recipe:
         """See `block.Context.recipe`."""

@@ -18,12 +18,16 @@ WINDOW = 256
 
 @dataclass
 class Meter:
-    """The mean of the exposures seen, and the squared error that compression is expected to have caused."""
+    """The mean of the exposures seen, and the squared error that compression is expected to have caused.
+
+    `counted` is the micro-batches that the error is of.
+    """
 
     seen: int = 0
     mean: float = 0.0
     square: float = 0.0
     error_square: float = 0.0
+    counted: int = 0
 
     def relative(self, exposure: float) -> float | None:
         """An absolute exposure in units of the mean; None (the riskiest) if not finite or while too little is known."""
@@ -48,6 +52,7 @@ class Meter:
             sign: 1 or -1.
         """
         if math.isfinite(exposure):
+            self.counted += sign
             self.square += sign * exposure**2
             self.error_square += sign * (exposure * error) ** 2
 

@@ -260,6 +260,14 @@ def test_a_micro_batch_of_unknown_exposure_counts_in_the_expected_error(attach: 
     assert runtime.report().expected_error == pytest.approx(0.01)
 
 
+def test_forwards_outside_any_micro_batch_count_in_the_expected_error(attach: Attach) -> None:
+    model = PLAIN.build()
+    actions = attach.actions(PLAIN, plans.compress("int8"), model)
+    runtime = attach(model, plans.by_exposure(plans.make_plan(model), (None, 0.01, actions)))
+    PLAIN.gradients(model, PLAIN.make_inputs(2, 9, seed=0))
+    assert runtime.report().expected_error == pytest.approx(0.01)
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
