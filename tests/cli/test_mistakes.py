@@ -230,7 +230,8 @@ def test_ctrl_c_leaves_nothing(
 
 def test_ctrl_c_at_a_real_process(tmp_path: Path) -> None:
     program = (
-        "import sys, time, types\n"
+        "import signal, sys, time, types\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
         "fake = types.ModuleType('hilore_plan.integrations.profile_source')\n"
         "def profile_model(source, *, progress, **options):\n"
         "    progress.start('Measuring', 9)\n"
