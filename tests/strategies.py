@@ -266,13 +266,17 @@ def _llama_point(
     )
 
 
+def slots_by_stage(values: Sequence[Value], stages: int) -> list[list[int]]:
+    """For each stage of backward the values with slots in it."""
+    return [[n for n, value in enumerate(values) if stage in value.slot_stages] for stage in range(stages)]
+
+
 @st.composite
 def _asked(draw: st.DrawFn, graph: Graph, stages: int) -> dict[str, object]:
     """In which order backward asks for values and what it then holds; or nothing of that."""
     if draw(st.booleans()):
         return {}
-    slots = [[n for n, value in enumerate(graph.values) if stage in value.slot_stages] for stage in range(stages)]
-    values = tuple(tuple(draw(st.permutations(each))) for each in slots)
+    values = tuple(tuple(draw(st.permutations(each))) for each in slots_by_stage(graph.values, stages))
     return {
         "asked_values": values,
         "asked_bytes": tuple(tuple(draw(st.integers(0, 60)) for _ in each) for each in values),

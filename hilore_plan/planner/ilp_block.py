@@ -61,8 +61,8 @@ class _Builder:
 
     def __init__(self, problem: Program, view: View, index: int, scale: Scale, prefix: str) -> None:
         self.problem, self.view, self.cls, self.scale, self.prefix = problem, view, view.classes[index], scale, prefix
-        self.v = Variables(problem, self.cls, prefix)
-        self.inexact = {value: self.v.share(f"i{value}") for value in _spoiling(self.cls, self.v.useful)}
+        self.vars = Variables(problem, self.cls, prefix)
+        self.inexact = {value: self.vars.share(f"i{value}") for value in _spoiling(self.cls, self.vars.useful)}
 
     def build(self) -> BlockProgram:
         """All constraints, then the expressions."""
@@ -70,12 +70,12 @@ class _Builder:
             self._choose(unit)
         for value in range(len(self.cls.names)):
             self._serve_slots(value)
-        for op in self.v.useful:
+        for op in self.vars.useful:
             self._run(op)
         self._keep_exact()
-        kept = [self.v.kept_bytes(value, self.scale) for value in range(len(self.cls.names))]
-        stages = [self._stage_bytes(stage) for stage in self.v.stages]
-        return BlockProgram(self.cls, self.v.store, self.v.coded, pulp.lpSum(kept), stages, self._seconds())
+        kept = [self.vars.kept_bytes(value, self.scale) for value in range(len(self.cls.names))]
+        stages = [StageProgram(self.problem, self.vars, self.scale, stage).bytes() for stage in self.vars.stages]
+        return BlockProgram(self.cls, self.vars.store, self.vars.coded, pulp.lpSum(kept), stages, self._seconds())
 
     def _add(self, constraint: Constraint) -> None:
         self.problem.addConstraint(constraint)
@@ -84,72 +84,71 @@ class _Builder:
 
     def _choose(self, unit: int) -> None:
         if unit in self.cls.forced:
-            self._add(self.v.held(unit) == 1)
-        elif unit in self.v.coded:
-            self._add(self.v.held(unit) <= 1)
+            self._add(self.vars.held(unit) == 1)
+        elif unit in self.vars.coded:
+            self._add(self.vars.held(unit) <= 1)
 
     def _serve_slots(self, value: int) -> None:
         slots = self.cls.slots[value]
-        if slots and value in self.v.wanted:
-            self._add(self.v.wanted[value][slots[0]] + self.v.held(value) >= 1)
+        if slots and value in self.vars.wanted:
+            self._add(self.vars.wanted[value][slots[0]] + self.vars.held(value) >= 1)
 
     def _run(self, op: int) -> None:
         view = self.cls.ops[op]
-        for stage in self.v.stages:
-            ran = self.v.ran[op][stage]
-            if stage < self.v.last:
-                self._add(ran <= self.v.ran[op][stage + 1])
+        for stage in self.vars.stages:
+            ran = self.vars.ran[op][stage]
+            if stage < self.vars.last:
+                self._add(ran <= self.vars.ran[op][stage + 1])
             for value in sorted(set(view.inputs) - self.cls.free):
-                there = self.v.wanted[value][stage] if value in self.v.wanted else 0
-                self._add(ran <= there + self.v.held(value))
+                there = self.vars.wanted[value][stage] if value in self.vars.wanted else 0
+                self._add(ran <= there + self.vars.held(value))
             if len(view.outputs) > 1:
-                self._add(ran <= pulp.lpSum(self.v.wanted[value][stage] for value in view.outputs))
+                self._add(ran <= pulp.lpSum(self.vars.wanted[value][stage] for value in view.outputs))
             for value in view.outputs:
                 self._want(op, value, stage)
 
     def _want(self, op: int, value: int, stage: int) -> None:
         """Nothing is wanted before its time: the runtime is lazy, so the program must not run ahead of it."""
-        wanted = self.v.wanted[value][stage]
-        if self.v.can_hold(value):
-            self._add(wanted <= 1 - self.v.held(value))
+        wanted = self.vars.wanted[value][stage]
+        if self.vars.can_hold(value):
+            self._add(wanted <= 1 - self.vars.held(value))
         if len(self.cls.ops[op].outputs) > 1:
-            self._add(wanted <= self.v.ran[op][stage])
-            if stage < self.v.last:  # what was wanted once counts at the end, where inexactness asks for it
-                self._add(wanted <= self.v.wanted[value][stage + 1])
+            self._add(wanted <= self.vars.ran[op][stage])
+            if stage < self.vars.last:  # what was wanted once counts at the end, where inexactness asks for it
+                self._add(wanted <= self.vars.wanted[value][stage + 1])
         slots = self.cls.slots[value]
         if not slots or slots[0] > stage:
-            self._add(wanted <= pulp.lpSum(self.v.ran[reader][stage] for reader in self.v.readers(value)))
+            self._add(wanted <= pulp.lpSum(self.vars.ran[reader][stage] for reader in self.vars.readers(value)))
 
     def _keep_exact(self) -> None:
         """The way back from compression, and what it must not reach; nothing is written where nothing compresses."""
-        coded = {value: sum(found) for value in self.v.coded if (found := self.v.compressed(value))}
+        coded = {value: sum(found) for value in self.vars.coded if (found := self.vars.compressed(value))}
         for value, compressed in coded.items():
             for needed in sorted(self.cls.inputs - self.cls.forced):
-                self._add(compressed <= self.v.held(needed))
+                self._add(compressed <= self.vars.held(needed))
             if value in self.inexact:
                 self._add(self.inexact[value] >= compressed)
-        for number in self.v.useful:
+        for number in self.vars.useful:
             for value, source in product(self.cls.ops[number].outputs, sorted(set(self.cls.ops[number].inputs))):
                 if value in self.inexact and source in self.inexact:
-                    rebuilt = self.v.wanted[value][self.v.last]
+                    rebuilt = self.vars.wanted[value][self.vars.last]
                     self._add(self.inexact[value] >= self.inexact[source] + rebuilt - 1)
         for op in self.cls.ops:
-            kept = [value for value in op.outputs if self.cls.slots[value] and self.v.can_hold(value)]
+            kept = [value for value in op.outputs if self.cls.slots[value] and self.vars.can_hold(value)]
             for value, source in product(kept, op.exact_inputs):
                 if source in self.inexact:
-                    self._add(self.inexact[source] + self.v.held(value) <= 1)
+                    self._add(self.inexact[source] + self.vars.held(value) <= 1)
 
     # expressions
 
     def _seconds(self) -> Expression:
         micro, unit = self.view.micro_batches, self.scale.second_unit
         scale = micro * self.view.recompute_scale / unit
-        ops = [scale * self.cls.ops[op].seconds * self.v.ran[op][self.v.last] for op in self.v.useful]
-        coded = [micro / unit * form.seconds * variable for forms in self.v.coded.values() for form, variable in forms]
+        ops = [scale * self.cls.ops[op].seconds * self.vars.ran[op][self.vars.last] for op in self.vars.useful]
+        coded = [
+            micro / unit * form.seconds * variable for forms in self.vars.coded.values() for form, variable in forms
+        ]
         return pulp.lpSum(ops + coded)
-
-    def _stage_bytes(self, stage: int) -> Expression:
-        return StageProgram(self.problem, self.v, self.scale, stage).bytes()
 
 
 def _spoiling(cls: ClassView, useful: Sequence[int]) -> list[int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pulp
 
-from hilore_plan.planner.ilp_solver import Expression, Program, Scale
+from hilore_plan.planner.ilp_solver import Constraint, Expression, Program, Scale
 from hilore_plan.planner.ilp_variables import Variables
 
 
@@ -50,85 +50,87 @@ class StageProgram:
     """What a block holds in stage `stage`, in the solver's units."""
 
     def __init__(self, problem: Program, variables: Variables, scale: Scale, stage: int) -> None:
-        self.problem, self.v, self.cls, self.scale, self.stage = problem, variables, variables.cls, scale, stage
+        self.problem, self.vars, self.cls, self.scale, self.stage = problem, variables, variables.cls, scale, stage
 
     def bytes(self) -> Expression:
         """A variable: the most that is held at any moment."""
         cls, values = self.cls, range(len(self.cls.names))
-        pairs = [(op, value) for op in self.v.useful for value in cls.ops[op].outputs if cls.value_bytes[value]]
+        pairs = [(op, value) for op in self.vars.useful for value in cls.ops[op].outputs if cls.value_bytes[value]]
         held = [self._held(value) for value in values if value not in cls.free]
-        decoded = [self.scale.bytes(cls.value_bytes[value]) * self._decoded(value) for value in self.v.coded]
+        decoded = [self.scale.bytes(cls.value_bytes[value]) * self._decoded(value) for value in self.vars.coded]
         carried = [self.scale.bytes(cls.value_bytes[value]) * self._carried(op, value) for op, value in pairs]
         there = self._named("there", pulp.lpSum([*held, *decoded, *carried]))
         made = [self._made(op, value) for op, value in pairs]
-        most = self.v.amount(f"most_{self.stage}")
+        most = self.vars.amount(f"most_{self.stage}")
         working = self.scale.bytes(cls.stage_working_bytes[self.stage])
         self._add(most >= there + pulp.lpSum(each.bytes * each.end for each in made) + working)
         asked = self._asked()
-        hungry = {op for op in self.v.useful if cls.ops[op].working_bytes}
+        hungry = {op for op in self.vars.useful if cls.ops[op].working_bytes}
         for op in sorted({op for each in made for op in each.goes_at} | {each.op for each in made[-1:]} | hungry):
             live = [each.bytes * each.after(op) for each in made if each.op <= op]
-            own = self.scale.bytes(cls.ops[op].working_bytes) * self.v.now(op, self.stage)
+            own = self.scale.bytes(cls.ops[op].working_bytes) * self.vars.now(op, self.stage)
             self._add(most >= there + pulp.lpSum(live) + own + asked)
         return most
 
-    def _add(self, constraint: Expression) -> None:
+    def _add(self, constraint: Constraint) -> None:
         self.problem.addConstraint(constraint)
 
     def _named(self, name: str, expression: Expression) -> Expression:
         """A variable for an expression that many rows have in common."""
-        variable = self.v.amount(f"{name}_{self.stage}")
+        variable = self.vars.amount(f"{name}_{self.stage}")
         self._add(variable == expression)
         return variable
 
     def _held(self, value: int) -> Expression:
         """A kept value counts in stage 0, and on to the last stage that needs it."""
-        if not self.v.can_hold(value):
+        if not self.vars.can_hold(value):
             return 0
         if self.stage <= max(self.cls.slots[value], default=0):
-            return self.v.kept_bytes(value, self.scale)
-        sizes = [(self.v.store.get(value, 1), self.cls.value_bytes[value])]
-        sizes += [(variable, form.bytes) for form, variable in self.v.coded.get(value, ())]
-        laters = [self.v.later(reader, self.stage) for reader in self.v.readers(value)]
+            return self.vars.kept_bytes(value, self.scale)
+        sizes = [(self.vars.store.get(value, 1), self.cls.value_bytes[value])]
+        sizes += [(variable, form.bytes) for form, variable in self.vars.coded.get(value, ())]
+        laters = [self.vars.later(reader, self.stage) for reader in self.vars.readers(value)]
         return pulp.lpSum(
             self.scale.bytes(size)
-            * self.v.any(f"k{value}_{self.stage}_{number}", [held + later - 1 for later in laters])
+            * self.vars.any(f"k{value}_{self.stage}_{number}", [held + later - 1 for later in laters])
             for number, (held, size) in enumerate(sizes)
         )
 
     def _decoded(self, value: int) -> Expression:
         """1 if the widened or decoded copy of a value is alive: from the first stage that needs it to the last."""
-        slots, readers, stage = self.cls.slots[value], self.v.readers(value), self.stage
-        by = [1] if slots and slots[0] <= stage else [self.v.ran[reader][stage] for reader in readers]
-        on = [1] if slots and slots[-1] >= stage else [self.v.later(reader, stage) for reader in readers]
-        coded = sum(variable for _, variable in self.v.coded[value])
-        return self.v.any(f"w{value}_{stage}", [coded + first + last - 2 for first in by for last in on])
+        slots, readers, stage = self.cls.slots[value], self.vars.readers(value), self.stage
+        by = [1] if slots and slots[0] <= stage else [self.vars.ran[reader][stage] for reader in readers]
+        on = [1] if slots and slots[-1] >= stage else [self.vars.later(reader, stage) for reader in readers]
+        coded = sum(variable for _, variable in self.vars.coded[value])
+        return self.vars.any(f"w{value}_{stage}", [coded + first + last - 2 for first in by for last in on])
 
     def _carried(self, op: int, value: int) -> Expression:
         """1 if an earlier stage has made the value and this one or a later one needs it."""
         if not self.stage:
             return 0
-        return self._needed(f"a{value}", value, self.v.ran[op][self.stage - 1] - self._kept(op, value), self.stage)
+        return self._needed(f"a{value}", value, self.vars.before(op, self.stage) - self._kept(op, value), self.stage)
 
     def _made(self, op: int, value: int) -> _Made:
         """The value as this stage's program makes it."""
         size = self.scale.bytes(self.cls.value_bytes[value])
-        at = self.v.now(op, self.stage)
+        at = self.vars.now(op, self.stage)
+        if self._is_slot(value) and not self._may_be_kept(op, value):
+            return _Made(op, size, at, (), at)
+        readers = self.vars.readers(value)
+        if len(readers) == 1 and len(self.cls.ops[op].outputs) == 1:
+            return _Made(op, size, at, ((readers[0], at),), 0)  # it was made for that one reader, in this stage
         unkept = at - self._kept(op, value)
         end = self._needed(f"e{value}", value, unkept, self.stage + 1)
         if self._is_slot(value):
-            return _Made(op, size, at, (), end if self._may_be_kept(op, value) else at)
-        readers = self.v.readers(value)
-        if len(readers) == 1 and len(self.cls.ops[op].outputs) == 1:
-            return _Made(op, size, at, ((readers[0], at),), 0)  # it was made for that one reader, in this stage
+            return _Made(op, size, at, (), end)
         until = [(reader, self._until(value, unkept, readers, place)) for place, reader in enumerate(readers)]
         return _Made(op, size, at, tuple(until), end)
 
     def _until(self, value: int, unkept: Expression, readers: list[int], place: int) -> Expression:
         """1 if the value is made in this stage and one of the readers from `place` on is still to come."""
-        earlier = [self.v.later(reader, self.stage + 1) for reader in readers[:place]]
-        later = [self.v.later(reader, self.stage) for reader in readers[place:]]
-        return self.v.any(f"u{value}_{self.stage}_{place}", [unkept + needed - 1 for needed in (*earlier, *later)])
+        earlier = [self.vars.later(reader, self.stage + 1) for reader in readers[:place]]
+        later = [self.vars.later(reader, self.stage) for reader in readers[place:]]
+        return self.vars.any(f"u{value}_{self.stage}_{place}", [unkept + needed - 1 for needed in (*earlier, *later)])
 
     def _needed(self, name: str, value: int, made: Expression, stage: int) -> Expression:
         """1 if the value is `made` and a slot of the stage at hand or later, or read in `stage` or later.
@@ -137,22 +139,22 @@ class StageProgram:
         """
         if self._is_slot(value):
             cases = [made]
-        elif stage > self.v.last:
+        elif stage > self.vars.last:
             cases = []
         else:
-            cases = [made + self.v.later(reader, stage) - 1 for reader in self.v.readers(value)]
-        return self.v.any(f"{name}_{self.stage}", cases)
+            cases = [made + self.vars.later(reader, stage) - 1 for reader in self.vars.readers(value)]
+        return self.vars.any(f"{name}_{self.stage}", cases)
 
     def _is_slot(self, value: int) -> bool:
         return self.stage <= max(self.cls.slots[value], default=-1)
 
     def _kept(self, op: int, value: int) -> Expression:
         """What is to be taken off for a value that is kept and yet made again."""
-        return self.v.held(value) if self._may_be_kept(op, value) else 0
+        return self.vars.held(value) if self._may_be_kept(op, value) else 0
 
     def _may_be_kept(self, op: int, value: int) -> bool:
         """Whether the op may run again although the value is kept: for the sake of another of its outputs."""
-        return len(self.cls.ops[op].outputs) > 1 and self.v.can_hold(value)
+        return len(self.cls.ops[op].outputs) > 1 and self.vars.can_hold(value)
 
     def _asked(self) -> Expression:
         """What backward holds beside when the first missing slot is asked for; at least 0."""
@@ -160,11 +162,11 @@ class StageProgram:
         if not cls.asked:
             return self.scale.bytes(cls.stage_working_bytes[self.stage])
         missing: list[Expression] = []
-        asked = self.v.amount(f"asked_{self.stage}")
+        asked = self.vars.amount(f"asked_{self.stage}")
         for value, count in cls.asked[self.stage]:
             if value in cls.free or value in cls.forced:
                 continue
-            absent = 1 - self.v.held(value)
+            absent = 1 - self.vars.held(value)
             if count:
                 self._add(asked >= self.scale.bytes(count) * (absent - pulp.lpSum(missing)))
             missing.append(absent)

@@ -190,7 +190,7 @@ def _stage(
     there = sum(cls.value_bytes[value] for value in (*carried, *coded) if max(needs[value], default=-1) >= stage)
     most, end = _program_bytes(cls, stage, kept, ran)
     own = sum(count for value, count in held.items() if stage <= max(needs[value], default=0))
-    rebuilding = StageBytes(own, there + most, asked_bytes(cls, stage, kept))
+    rebuilding = StageBytes(own, there + most, _asked_bytes(cls, stage, kept))
     after = StageBytes(own, there + end, cls.stage_working_bytes[stage])
     return max(after, rebuilding, key=lambda moment: moment.total)
 
@@ -225,7 +225,7 @@ def _last_use(
     return max(readers, default=maker)
 
 
-def asked_bytes(cls: ClassView, stage: int, kept: Mapping[int, Action]) -> int:
+def _asked_bytes(cls: ClassView, stage: int, kept: Mapping[int, Action]) -> int:
     """What backward holds beyond the stage's values when that is rebuilt: at the first request for a missing one."""
     if not cls.asked:
         return cls.stage_working_bytes[stage]

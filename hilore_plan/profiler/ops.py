@@ -110,45 +110,55 @@ def _generator_kept(device: torch.device) -> Iterator[None]:
         yield
 
 
-class _Timer(fx.Interpreter):
-    """One run of a graph that takes the seconds of each op; views are not ops."""
+class _OpRunner(fx.Interpreter):
+    """One run of a graph in which `run_op` runs each op; views are not ops."""
 
-    def __init__(self, graph: BlockGraph, device: torch.device) -> None:
+    def __init__(self, graph: BlockGraph) -> None:
         super().__init__(graph.capture.module)
-        self._device = device
         self._op_of = {op.node: index for index, op in enumerate(graph.ops)}
-        self.seconds: dict[int, float] = {}
 
     def run_node(self, n: fx.Node) -> object:
         """Runs one node."""
         index = self._op_of.get(n)
-        if index is None:
-            return super().run_node(n)
+        return super().run_node(n) if index is None else self.run_op(index, n)
+
+    def run_op(self, index: int, node: fx.Node) -> object:
+        """Runs op number `index`."""
+        del index
+        return super().run_node(node)
+
+
+class _Timer(_OpRunner):
+    """Takes the seconds of each op."""
+
+    def __init__(self, graph: BlockGraph, device: torch.device) -> None:
+        super().__init__(graph)
+        self._device = device
+        self.seconds: dict[int, float] = {}
+
+    def run_op(self, index: int, node: fx.Node) -> object:
+        """See `_OpRunner.run_op`."""
         synchronize(self._device)
         start = time.perf_counter()
-        result = super().run_node(n)
+        result = super().run_op(index, node)
         synchronize(self._device)
         self.seconds[index] = time.perf_counter() - start
         return result
 
 
-class _Marker(fx.Interpreter):
-    """One run of a graph that marks where each op begins and ends, and takes the bytes of its outputs."""
+class _Marker(_OpRunner):
+    """Marks where each op begins and ends, and takes the bytes of its outputs."""
 
     def __init__(self, graph: BlockGraph, recorder: Recorder) -> None:
-        super().__init__(graph.capture.module)
+        super().__init__(graph)
         self._recorder = recorder
-        self._op_of = {op.node: index for index, op in enumerate(graph.ops)}
         self.output_bytes: dict[int, int] = {}
 
-    def run_node(self, n: fx.Node) -> object:
-        """Runs one node."""
-        index = self._op_of.get(n)
-        if index is None:
-            return super().run_node(n)
-        given = {storage_of(tensor) for tensor in map(self.env.get, n.all_input_nodes) if torch.is_tensor(tensor)}
+    def run_op(self, index: int, node: fx.Node) -> object:
+        """See `_OpRunner.run_op`."""
+        given = {storage_of(tensor) for tensor in map(self.env.get, node.all_input_nodes) if torch.is_tensor(tensor)}
         self._recorder.mark(f"op:{index}")
-        result = super().run_node(n)
+        result = super().run_op(index, node)
         self._recorder.mark("between")
         made = [tensor for tensor in tree_leaves(result) if torch.is_tensor(tensor) and storage_of(tensor) not in given]
         self.output_bytes[index] = storage_bytes(made)

@@ -118,20 +118,20 @@ class Reading:
 
         In the order of asking in the class's first block, and the most that any block holds.
         """
-        found = self.classes[number]
-        asked: tuple[dict[int, int], ...] = tuple({} for _ in range(found.record.stages))
+        asked: tuple[dict[int, int], ...] = tuple({} for _ in range(self.classes[number].record.stages))
         for block in self._members(number):
-            first: set[tuple[int, int]] = set()
-            for segment in self.trace.named(f"backward:{block}"):
-                slot = int(segment.name.split(":")[3]) if segment.name.count(":") > 2 else None
-                if slot is None:
-                    continue
-                stage, value = found.slot_stages[slot], found.slot_values[slot]
-                if (stage, value) not in first:
-                    first.add((stage, value))
-                    beyond = segment.live_bytes - self._known(block, number, stage)
-                    asked[stage][value] = max(asked[stage].get(value, 0), beyond)
+            for (stage, value), live in self._live_when_asked(block, number).items():
+                beyond = live - self._known(block, number, stage)
+                asked[stage][value] = max(asked[stage].get(value, 0), beyond)
         return asked
+
+    def _live_when_asked(self, block: int, number: int) -> dict[tuple[int, int], int]:
+        """By stage and value, in the order of asking: the bytes live when the value's first slot is asked for."""
+        found, live = self.classes[number], dict[tuple[int, int], int]()
+        for segment in self.trace.named(f"backward:{block}"):
+            for slot in map(int, segment.name.split(":")[3:]):  # none in the segment before the first request
+                live.setdefault((found.slot_stages[slot], found.slot_values[slot]), segment.live_bytes)
+        return live
 
     def forward_working_bytes(self, number: int, unkept: int) -> int:
         """The most that forward of class `number` needs beyond what store-everything keeps of the block.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from strategies import Graph, outside, profile_of
+from strategies import Graph, outside, profile_of, slots_by_stage
 
 from hilore_plan.planner.timeline import View, view_at
 from hilore_plan.schema.plan import compressed
@@ -111,8 +111,7 @@ def view_of(graph: Graph, stages: int, risks: Risks, exact: Mapping[str, tuple[i
 
 def asked_in(cls: BlockClass) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Backward asks for the newest values first, and holds more with each."""
-    slots = [[n for n, value in enumerate(cls.values) if stage in value.slot_stages] for stage in range(cls.stages)]
-    values = tuple(tuple(reversed(each)) for each in slots)
+    values = tuple(tuple(reversed(each)) for each in slots_by_stage(cls.values, cls.stages))
     return {"asked_values": values, "asked_bytes": tuple(tuple(range(1, 1 + 7 * len(each), 7)) for each in values)}
 
 
