@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import strategies
 import torch
 
 import hilore_plan
@@ -11,9 +15,11 @@ from hilore_plan.graph.capture import capture
 from hilore_plan.graph.recovery_units import block_graph
 from hilore_plan.graph.signature import flatten_call
 from hilore_plan.planner.timeline import view_at
+from hilore_plan.profiler.memory import Segment, Trace
 from hilore_plan.profiler.ops import measure_ops
+from hilore_plan.profiler.outside import Gradients, Reading
 from hilore_plan.profiler.peaks import measure_peak
-from hilore_plan.schema.profile import Profile
+from hilore_plan.schema.profile import Profile, Value
 
 # only bytes matter here; the times of so small a model are noise
 pytestmark = pytest.mark.filterwarnings("ignore::hilore_plan.profiler.recompute_scale.NoisyMeasurementWarning")
@@ -69,3 +75,39 @@ def test_an_ops_working_memory_is_what_it_allocates_beside_its_outputs() -> None
     working = {op.name: count for op, count in zip(graph.ops, measures.op_working_bytes, strict=True)}
     assert working["bmm"] == 64 * 32 * 4  # one matrix of the batch after the other
     assert working["tanh"] == 0
+
+
+class Adding(torch.nn.Module):
+    """Writes a product of the same kind into a tensor that is there already."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.exp().baddbmm_(x[:, :, ::2], x[:, ::2]).tanh()
+
+
+def test_what_an_op_writes_into_is_no_output_of_its_own() -> None:
+    x = torch.randn(2, 64, 64, requires_grad=True)
+    block = Adding()
+    call = flatten_call((x,), {})
+    graph = block_graph(capture(block, call))
+    measures = measure_ops(graph, block, call)
+    working = {op.name: count for op, count in zip(graph.ops, measures.op_working_bytes, strict=True)}
+    assert working["baddbmm_"] == 64 * 32 * 4
+
+
+def test_the_first_request_for_a_value_counts_and_the_most_of_all_blocks() -> None:
+    """Two slots of value 1 in stage 0, one of value 0 in stage 1; 8 bytes are stored in stage 1, 24 in stage 0."""
+    values = [
+        Value(name="early", kind="op", dtype="float32", slot_stages=(1,)),
+        Value(name="late", kind="op", dtype="float32", slot_stages=(0, 0)),
+    ]
+    record = strategies.Graph(values).block_class("Layer", [0, 1], 2)
+    found = SimpleNamespace(record=record, slot_stages=[1, 0, 0], slot_values=[0, 1, 1])
+    segments = [
+        *(Segment("forward:0", 0, 0), Segment("backward:1:0", 90, 0)),
+        *(Segment("backward:1:0:2", 50, 0), Segment("backward:1:0:1", 70, 0), Segment("backward:1:1:0", 33, 0)),
+        *(Segment("backward:0:0:2", 27, 0), Segment("backward:0:0:1", 99, 0), Segment("backward:0:1:0", 20, 0)),
+    ]
+    classes: list[Any] = [found]
+    reading = Reading(Trace(tuple(segments)), classes, [[8, 16]], 0, Gradients(0, 0, (0, 0)), accumulation=True)
+    # beside block 1 there is what block 0 stores, 24 bytes
+    assert reading.asked_bytes(0) == ({1: max(50 - 24 - 24, 27 - 24)}, {0: max(33 - 24 - 8, 20 - 8)})

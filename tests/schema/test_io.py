@@ -63,6 +63,26 @@ def test_what_an_older_revision_does_not_say_is_as_it_was() -> None:
     assert {(m.op_working_bytes, m.asked_values, m.asked_bytes) for m in measures} == {((), (), ())}
 
 
+@pytest.mark.parametrize(
+    ("field", "wrong", "says"),
+    [
+        ("op_working_bytes", [0], "op_working_bytes has 1 numbers"),
+        ("asked_values", [[5, 4]], "asked_values has 1 stages"),
+        ("asked_values", [[5, 4], [3]], "one number for each"),
+        ("asked_values", [[5, 5], [3, 2]], "each once"),
+        ("asked_values", [[5, 3], [3, 2]], "each once"),
+        ("asked_values", [[5, 99], [3, 2]], "each once"),
+        ("asked_bytes", [[1024], [1024, 2048]], "one number for each"),
+    ],
+)
+def test_what_backward_asks_for_has_to_fit_its_class(field: str, wrong: object, says: str, tmp_path: Path) -> None:
+    data = json.loads((DATA / "profile-1.3.json").read_text())
+    data["points"][0]["classes"][0][field] = wrong
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    with pytest.raises(FileError, match=says):
+        io.load_profile(tmp_path / "a.json")
+
+
 def test_the_same_document_is_the_same_text(tmp_path: Path) -> None:
     io.save(samples.plan(), tmp_path / "a.json")
     io.save(samples.plan(), tmp_path / "b.json")
