@@ -69,13 +69,12 @@ def stages() -> View:
 
 
 def carried() -> View:
-    """x -> wide -> b and a, b -> wider -> c: wide, no slot, is read in the first stage and, for a, in the second."""
+    """x -> wide -> b and a, b -> c: wide, no slot, is read in the first stage and, for a, in the second."""
     graph = Graph()
     x = graph.input("x", 13, keepable=True)
     wide = graph.op("wide", [x], 137, 4.0)
     b = graph.op("b", [wide], 31, 1.5, 0)
-    wider = graph.op("wider", [b], 173, 0.5)
-    graph.op("c", [wider], 67, 2.25, 0)
+    graph.op("c", [b], 67, 2.25, 0)
     graph.op("a", [wide], 59, 3.0, 1)
     return view_of(graph, 2, {"b": 0.5, "a": 1.0})
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import pulp
 import pytest
 from planner.brute import every_column
 from planner.hand_made import VIEWS, twice
 
 from hilore_plan.planner.groups import grouped
 from hilore_plan.planner.ilp import BlockSolver, solve_whole
+from hilore_plan.planner.ilp_block import BlockProgram, add_block
 from hilore_plan.planner.ilp_master import Master
-from hilore_plan.planner.ilp_solver import scale_for
-from hilore_plan.planner.patterns import Column, column, pareto
+from hilore_plan.planner.ilp_solver import run, scale_for
+from hilore_plan.planner.patterns import Column, Pattern, column, pareto
 from hilore_plan.planner.risk import Price
 from hilore_plan.planner.rooms import rooms_at
 from hilore_plan.planner.simulate import assemble
@@ -57,6 +59,29 @@ def test_at_dense_prices_the_value_is_that_of_the_best_pattern(name: str, risk: 
         best = min(cost(view, found, *prices) for found in columns)
         assert block.problem.objective.value() == pytest.approx(best, abs=1e-5)
         assert cost(view, column(view, 0, pattern), *prices) == pytest.approx(best, abs=1e-5)
+
+
+@each_view
+def test_the_bytes_of_each_pattern_are_those_of_the_simulator(name: str) -> None:
+    view = VIEWS[name]()
+    problem = pulp.LpProblem("fixed", pulp.LpMinimize)
+    block = add_block(problem, view, 0, UNIT, "")
+    problem.setObjective(pulp.lpSum(block.stages))
+    columns = every_column(view, 0)
+    for found in columns[:: max(1, len(columns) // 100)]:
+        fix(block, found.pattern)
+        assert run(problem, "highs")
+        assert block.kept.value() == pytest.approx(found.cost.kept_bytes, abs=1e-5)
+        held = [stage.value() for stage in block.stages]
+        assert held == pytest.approx([stage.total for stage in found.cost.stages], abs=1e-5)
+
+
+def fix(block: BlockProgram, pattern: Pattern) -> None:
+    """Leave the program no choice but this pattern."""
+    for unit, action in zip(block.cls.units, pattern, strict=True):
+        forms = {form.action: variable for form, variable in block.coded.get(unit, ())}
+        for other, variable in {"store": block.store[unit], **forms}.items():
+            variable.lowBound = variable.upBound = int(other == action)
 
 
 def held_most(found: Column) -> int:
