@@ -59,6 +59,13 @@ def test_values_are_asked_for_from_the_end_and_backward_holds_little_at_first(lo
     assert cls.asked[0][0][1] <= 2 * hidden  # the gradient of the block's output, and little else
 
 
+def op_working_bytes(block: torch.nn.Module) -> dict[str, int]:
+    call = flatten_call((torch.randn(2, 64, 64, requires_grad=True),), {})
+    graph = block_graph(capture(block, call))
+    measures = measure_ops(graph, block, call)
+    return {op.name: count for op, count in zip(graph.ops, measures.op_working_bytes, strict=True)}
+
+
 class Transposing(torch.nn.Module):
     """Its product cannot read one side as it lies: the kernel copies that first."""
 
@@ -67,12 +74,7 @@ class Transposing(torch.nn.Module):
 
 
 def test_an_ops_working_memory_is_what_it_allocates_beside_its_outputs() -> None:
-    x = torch.randn(2, 64, 64, requires_grad=True)
-    block = Transposing()
-    call = flatten_call((x,), {})
-    graph = block_graph(capture(block, call))
-    measures = measure_ops(graph, block, call)
-    working = {op.name: count for op, count in zip(graph.ops, measures.op_working_bytes, strict=True)}
+    working = op_working_bytes(Transposing())
     assert working["bmm"] == 64 * 32 * 4  # one matrix of the batch after the other
     assert working["tanh"] == 0
 
@@ -85,12 +87,7 @@ class Adding(torch.nn.Module):
 
 
 def test_what_an_op_writes_into_is_no_output_of_its_own() -> None:
-    x = torch.randn(2, 64, 64, requires_grad=True)
-    block = Adding()
-    call = flatten_call((x,), {})
-    graph = block_graph(capture(block, call))
-    measures = measure_ops(graph, block, call)
-    working = {op.name: count for op, count in zip(graph.ops, measures.op_working_bytes, strict=True)}
+    working = op_working_bytes(Adding())
     assert working["baddbmm_"] == 64 * 32 * 4
 
 
