@@ -28,7 +28,7 @@ def check_risk(text: str) -> tuple[float, bool]:
     """The number in a risk, and whether it counts in noise floors.
 
     Raises:
-        UsageError: if it is in neither form.
+        UsageError: if it is in neither form, or an error as large as the gradient itself.
     """
     asked = text.strip().lower()
     in_noise = asked.endswith(_NOISE)
@@ -37,6 +37,11 @@ def check_risk(text: str) -> tuple[float, bool]:
         raise UsageError(
             f"the risk {text.strip()!r} makes no sense",
             hint="a risk is the relative gradient error of a step, such as 0.015, or 0.3x-noise; 0 compresses nothing",
+        )
+    if not in_noise and float(number) >= 1:
+        raise UsageError(
+            f"the risk {text.strip()} allows an error as large as the gradient itself",
+            hint="a risk is a part of the gradient: 0.02 is 2 %",
         )
     return float(number), in_noise
 

@@ -1,16 +1,18 @@
 """`calibrate`: the risk of every unit and codec, by tests of single blocks in fp32.
 
-Per micro-batch m with the exposure E_m, the squared error of a unit and codec is E_m^2 times a slope, taken over the
-micro-batches that the pair was tested on. Errors of micro-batches are independent, so that over a step they add up in
-squares, and relative to the gradient of the step that all calibrated micro-batches make up together
+With g_m the gradient of micro-batch m, the squared error of a unit and codec there is |g_m|^2 times a slope, taken over
+the micro-batches that the pair was tested on. Exposures predict |g_m| only on average (on SmolLM2-135M |g_m|^2 per
+squared exposure varies by a factor of four), and the errors follow the gradient. Those of different micro-batches are
+independent, so that over a step they add up in squares, and relative to the gradient of the step that all calibrated
+micro-batches make up together
 
-    rho = slope * sum over m of E_m^2 / |sum over m of g_m|^2.
+    rho = slope * sum over m of |g_m|^2 / |sum over m of g_m|^2.
 
 A step of more micro-batches whose gradients point the same way has a smaller error than that, never a larger one.
 
 `damping` is fitted on random mixes of compressed units over a few of those micro-batches. Others are kept aside: on
-them, mixes that nothing was fitted to give the figures by which the prediction can be judged. What is predicted there
-is the error, from exposures and slopes; both are given relative to the gradient of that step.
+them, mixes that nothing was fitted to give the figures by which the prediction can be judged. What is predicted is what
+a plan would say: the error of a step, from the calibrated micro-batches alone.
 
 The bf16 noise floor is measured where the workload is not in fp32, on one micro-batch: a CPU may take a minute for it.
 It is scaled to the step as the errors are.
@@ -141,8 +143,7 @@ class _Calibration:
         with perturbed_adapters(self.model, self.seed) as adapters:
             with self._recording() as (tapes, narrow):
                 self.tests = BlockTests(self.classes, self.codecs, len(self.calibrated), narrow=narrow)
-                gradient = self._test(tapes, mixes)
-                scale = sum(batch.exposure**2 for batch in self.calibrated) / gradient
+                scale = self._test(tapes, mixes)
                 damping = self._damping(tapes, scale)
                 held_out = self._held_out(tapes, scale, damping, mixes)
                 reference = self._reference(tapes) if narrow else None
@@ -166,17 +167,17 @@ class _Calibration:
             yield tapes, narrow
 
     def _test(self, tapes: list[Tape], mixes: int) -> float:
-        """Tests every pair in every block; returns the squared gradient of the step."""
+        """Tests every pair in every block; returns what makes squared errors per squared gradient those of a step."""
         step = Sketch(len(self.parts.everything))
         for number, batch in enumerate(self.calibrated):
             started = time.perf_counter()
             recorded = Recorded(self.model, self.parts, tapes, batch)
             if number == 0:
                 self._announce(time.perf_counter() - started, recorded, mixes)
-            self.tests.run(recorded, batch.exposure, number, step)
+            self.tests.run(recorded, number, step)
             del recorded  # else its graph would be live beside the next one
             self.progress.advance("unit by unit" if number + 1 < len(self.calibrated) else "mixes of units")
-        return step.squared()
+        return self.tests.squares / step.squared()
 
     def _announce(self, seconds: float, recorded: Recorded, mixes: int) -> None:
         """Tells the cost beforehand: of the tests, and of passes through the model of `seconds` each."""
@@ -204,7 +205,7 @@ class _Calibration:
         return tuple(
             Mix(
                 units=sum(map(len, mix.values())),
-                predicted=math.sqrt(predicted_squares(slopes, mix, damping) * joint.exposures / joint.gradient),
+                predicted=math.sqrt(predicted_squares(slopes, mix, damping) * scale),
                 measured=joint.relative,
             )
             for mix, joint in zip(mixes, self._joint(tapes, self.aside, mixes), strict=True)
@@ -223,7 +224,7 @@ class _Calibration:
         sketch = Sketch(len(self.parts.everything))
         found = gradients(batch.loss(self.model), self.parts.everything)
         sketch.add([None if gradient is None else gradient.float() for gradient in found])
-        return math.sqrt(sketch.squared_distance(reference) / batch.exposure**2 * scale)
+        return math.sqrt(sketch.squared_distance(reference) / reference.squared() * scale)
 
 
 def _exposures(batches: Sequence[CalibrationBatch]) -> Exposures:

@@ -12,7 +12,7 @@ from torch import nn
 
 from hilore_plan.profiler.batches import CalibrationBatch
 from hilore_plan.profiler.calibrated import CalibratedClass, Pair
-from hilore_plan.profiler.error import Parts, Recorded
+from hilore_plan.profiler.error import Gradients, Parts, Recorded, squared
 from hilore_plan.profiler.sketch import Sketch
 from hilore_plan.profiler.tape import Tape
 
@@ -23,7 +23,7 @@ Chosen = Mapping[int, Sequence[Pair]]
 
 @dataclass(frozen=True)
 class Slope:
-    """Squared error per squared exposure that one pair causes in one block: see `error`."""
+    """Squared error per squared gradient of a micro-batch that one pair causes in one block: see `error`."""
 
     local: float
     propagated: float
@@ -35,9 +35,9 @@ class Slope:
 
 @dataclass(frozen=True)
 class Joint:
-    """What one mix does to a step: squared exposures of its micro-batches, squared gradient, squared error of it."""
+    """What one mix does to a step: `squares` of its micro-batches' gradients, squared gradient, squared error of it."""
 
-    exposures: float
+    squares: float
     gradient: float
     error: float
 
@@ -55,7 +55,7 @@ def draw_mixes(slopes: Slopes, scale: float, damping: float, count: int, seed: i
 
     Args:
         slopes: what a block and pair cause.
-        scale: squared exposures over squared gradient of a step: makes errors relative.
+        scale: the micro-batches' squared gradients over that of the step that they make up.
         damping: see `schema.profile.Risk`.
         count: how many mixes.
         seed: of the random choices.
@@ -81,7 +81,7 @@ def _draw(slopes: Slopes, target: float, damping: float, choose: random.Random) 
 
 
 def predicted_squares(slopes: Slopes, chosen: Chosen, damping: float) -> float:
-    """Squared error per squared exposure of a mix."""
+    """Squared error per squared gradient of a micro-batch that a mix causes."""
     return sum(slopes[block, pair].damped(damping) for block, pairs in chosen.items() for pair in pairs)
 
 
@@ -96,7 +96,7 @@ def fit_damping(slopes: Slopes, mixes: Sequence[Chosen], joints: Sequence[Joint]
         return 1.0
 
     def excess(damping: float) -> float:
-        squares = ((predicted_squares(slopes, mix, damping) * joint.exposures, joint.error) for mix, joint in known)
+        squares = ((predicted_squares(slopes, mix, damping) * joint.squares, joint.error) for mix, joint in known)
         return sum(math.log(max(predicted, 1e-300) / measured) for predicted, measured in squares)
 
     low, high = 0.0, 4.0
@@ -134,17 +134,16 @@ class JointRuns:
         """What each mix does to the step that `batches` make up together; calls `done` after every micro-batch."""
         count = len(self.parts.everything)
         exact, approximate = Sketch(count), [Sketch(count) for _ in mixes]
-        exposures = 0.0
+        squares = 0.0
         for batch in batches:
             recorded = Recorded(self.model, self.parts, self.tapes, batch)
-            exposures += batch.exposure**2
-            exact.add(recorded.whole())
+            squares += _added(exact, recorded.whole())
             for mix, sketch in zip(mixes, approximate, strict=True):
                 with self.compressed(mix):
                     sketch.add(recorded.whole())
             del recorded  # else its graph would be live beside the next one
             done()
-        return [Joint(exposures, exact.squared(), sketch.squared_distance(exact)) for sketch in approximate]
+        return [Joint(squares, exact.squared(), sketch.squared_distance(exact)) for sketch in approximate]
 
     @contextmanager
     def compressed(self, mix: Chosen) -> Iterator[None]:
@@ -158,3 +157,9 @@ class JointRuns:
         finally:
             for tape in self.tapes:
                 tape.replaced = {}
+
+
+def _added(sketch: Sketch, gradient: Gradients) -> float:
+    """Add a gradient to a sketch; returns its square."""
+    sketch.add(gradient)
+    return squared(gradient)

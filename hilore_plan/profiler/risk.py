@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hilore_plan.codecs.base import Codec
@@ -31,11 +31,11 @@ class CalibrationWarning(UserWarning):
 
 @dataclass
 class _Sums:
-    """Of one block and pair, over the micro-batches that it was tested on."""
+    """Of one block and pair, over the micro-batches that it was tested on; `squares` are of their gradients."""
 
     local: float = 0.0
     propagated: float = 0.0
-    exposures: float = 0.0
+    squares: float = 0.0
 
 
 class BlockTests:
@@ -46,6 +46,9 @@ class BlockTests:
         codecs: what units are compressed with.
         micro_batches: how many there will be.
         narrow: whether the profile's graphs are not in fp32.
+
+    Attributes:
+        squares: the squared gradients of the micro-batches so far, added up.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class BlockTests:
         self.owner = [owners[block] for block in sorted(owners)]
         self.codecs = codecs
         self.micro_batches = micro_batches
+        self.squares = 0.0
         self._pairs: list[list[Pair]] | None = None
         self._sums: dict[tuple[int, Pair], _Sums] = {}
 
@@ -68,7 +72,7 @@ class BlockTests:
     @property
     def slopes(self) -> dict[tuple[int, Pair], Slope]:
         """What each block and pair cause."""
-        return {k: Slope(s.local / s.exposures, s.propagated / s.exposures) for k, s in self._sums.items()}
+        return {k: Slope(s.local / s.squares, s.propagated / s.squares) for k, s in self._sums.items()}
 
     def pairs(self, recorded: Recorded) -> list[list[Pair]]:
         """The pairs of each class, found with the first forward that is recorded."""
@@ -94,22 +98,27 @@ class BlockTests:
         self._compressed(recorded, block, recorded.tapes[block], pair)
         return time.perf_counter() - started
 
-    def run(self, recorded: Recorded, exposure: float, number: int, step: Sketch) -> None:
+    def run(self, recorded: Recorded, number: int, step: Sketch) -> None:
         """The tests of micro-batch `number`, block by block from the lowest; its gradient is added to `step`."""
-        # `below` is the squared gradient of everything below the block
-        start, below = 0, 0.0
+        # `below` is the squared gradient of everything below the block, `whole` of all parameters
+        start, below, whole = 0, 0.0, squared(recorded.outside)
+        tested: list[_Sums] = []
         for block in range(len(self.owner)):
             parameters, inputs = recorded.block(block)
             if block == 0:
                 below = recorded.beneath(inputs)
-            self._test(recorded, block, self._due(recorded, block, number), (parameters, inputs), below, exposure)
+            tested += self._test(recorded, block, self._due(recorded, block, number), (parameters, inputs), below)
             step.add(parameters, start)
             start += len(parameters)
-            below += squared(parameters)
+            size = squared(parameters)
+            below, whole = below + size, whole + size
         step.add(recorded.outside, start)
+        self.squares += whole
+        for sums in tested:
+            sums.squares += whole
 
     def unit_risks(self, scale: float) -> tuple[tuple[UnitRisk, ...], ...]:
-        """The record for each class; `scale` makes squared errors per squared exposure those of a step."""
+        """The record for each class; `scale` makes squared errors per squared gradient those of a step."""
         slopes = self.slopes
         return tuple(
             tuple(
@@ -149,8 +158,7 @@ class BlockTests:
         pairs: list[Pair],
         exact: tuple[Gradients, Gradients],
         below: float,
-        exposure: float,
-    ) -> None:
+    ) -> Iterator[_Sums]:
         parameters, inputs = exact
         size = squared(inputs)
         for pair in pairs:
@@ -158,7 +166,7 @@ class BlockTests:
             sums = self._sums.setdefault((block, pair), _Sums())
             sums.local += squared_distance(approximate, parameters)
             sums.propagated += squared_distance(handed_on, inputs) / size * below if size else 0.0
-            sums.exposures += exposure**2
+            yield sums
 
     def _compressed(self, recorded: Recorded, block: int, tape: Tape, pair: Pair) -> tuple[Gradients, Gradients]:
         found = self.classes[self.owner[block]]

@@ -143,7 +143,7 @@ def test_what_binds(plans: dict[str, Plan]) -> None:
     assert risk is not None
     assert risk.binding == "risk"
     assert risk.price > 0
-    free = solve_plan(PROFILE, budget=BUDGET, risk="9", token_buckets=1).risk
+    free = solve_plan(PROFILE, budget=BUDGET, risk="0.99", token_buckets=1).risk
     assert free is not None
     assert (free.binding, free.price) == ("memory", 0)
     ample = solve_plan(PROFILE, budget="3x-store", token_buckets=1).risk
@@ -170,6 +170,13 @@ def test_a_risk_that_makes_no_sense_is_refused(risk: str) -> None:
     with pytest.raises(UsageError, match="makes no sense") as caught:
         solve_plan(PROFILE, budget=BUDGET, risk=risk)
     assert "0.3x-noise" in caught.value.hint
+
+
+@pytest.mark.parametrize("risk", ["1", "2", "1.5e3"])
+def test_a_risk_of_the_whole_gradient_is_refused(risk: str) -> None:
+    with pytest.raises(UsageError, match="as large as the gradient itself") as caught:
+        solve_plan(PROFILE, budget=BUDGET, risk=risk)
+    assert "0.02 is 2 %" in caught.value.hint
 
 
 def test_a_risk_needs_a_calibration() -> None:

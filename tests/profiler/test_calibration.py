@@ -16,6 +16,7 @@ from hilore_plan.profiler.adapters import SHARE, perturbed_adapters
 from hilore_plan.profiler.batches import (
     GROUP,
     CalibrationBatch,
+    CalibrationData,
     CalibrationText,
     Sample,
     random_text,
@@ -108,7 +109,7 @@ def test_the_error_of_one_block_is_that_of_the_whole_model_there() -> None:
     tests = BlockTests(classes, [pair.codec], 1)
     with taped(blocks, distinct_casts=False) as tapes:
         recorded = Recorded(loaded.model, parts, tapes, next(b for b in batches if b.exposure > 0))
-        tests.run(recorded, 1.0, 0, Sketch(len(parts.everything)))
+        tests.run(recorded, 0, Sketch(len(parts.everything)))
         exact = recorded.whole()
         runs = JointRuns(loaded.model, parts, tapes, tests.class_of)
         with runs.compressed({block: [pair]}):
@@ -119,10 +120,24 @@ def test_the_error_of_one_block_is_that_of_the_whole_model_there() -> None:
         return squared_distance(approximate[start:end], exact[start:end])
 
     slope = tests.slopes[block, pair]
-    assert math.isclose(error(bounds[block], bounds[block + 1]), slope.local)
+    assert math.isclose(error(bounds[block], bounds[block + 1]), slope.local * tests.squares)
+    assert math.isclose(tests.squares, squared(exact), rel_tol=1e-9)
     assert error(bounds[block + 1], bounds[-1]) == 0  # blocks above
     assert error(0, bounds[block]) > 0
     assert slope.propagated > 0
+
+
+def test_risk_is_relative_to_the_gradient_whatever_the_exposure() -> None:
+    loaded = build("builtin:tiny-llama", dtype="float32")
+    blocks, classes, batches = setting(loaded)
+    # an error that was taken relative to the exposure would be 4096 times as large there
+    loud = [CalibrationBatch(lambda model, b=b: 16 * b.loss(model), b.exposure / 4) for b in batches]  # type: ignore[misc]
+    mixed = [loud[index] if index % 2 else batch for index, batch in enumerate(batches)]
+    data = CalibrationData(mixed, "", zero_is_free=True)
+    risk, plain = calibrate(loaded.model, blocks, classes, data, ["int8"], mixes=2), calibrated(loaded, ("int8",))
+    for one, other in zip(risk.units[0], plain.units[0], strict=True):
+        assert all(0.4 < a / b < 2.5 for a, b in zip(one.local, other.local, strict=True))
+    assert all(0.4 < mix.predicted / mix.measured < 2.5 for mix in risk.held_out)
 
 
 def test_blocks_and_model_agree_on_the_exact_gradient() -> None:
