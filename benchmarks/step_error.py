@@ -1,8 +1,9 @@
 """The gradient error of a complete step under a plan, beside what the plan promised and the runtime expected.
 
-Run `python benchmarks/step_error.py PLAN [--micro-batches 16] [--seed 1]` with a plan that compresses. The step's
-micro-batches are rollouts that the calibration has not seen: another seed of prompts, completions and rewards. Compute
-is fp32. Ends with code 1 if the error is above the plan's limit, or not within a factor of 1.5 of what was expected.
+Run `python benchmarks/step_error.py PLAN [--micro-batches 16] [--rows 2] [--seed 1]` with a plan that compresses. The
+step's micro-batches are rollouts that the calibration has not seen: another seed of prompts, completions and rewards.
+Compute is fp32. Ends with code 1 if the error is above the plan's limit, or not within a factor of 1.5 of what was
+expected.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import nn
 
 from hilore_plan.integrations.builtin_models import build
 from hilore_plan.integrations.calibration_text import calibration_text
-from hilore_plan.profiler.batches import CalibrationBatch, text_data
+from hilore_plan.profiler.batches import ROWS, CalibrationBatch, text_data
 from hilore_plan.runtime.attach import Runtime, apply
 from hilore_plan.schema.io import load_plan
 
@@ -52,6 +53,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan")
     parser.add_argument("--micro-batches", type=int, default=16)
+    parser.add_argument("--rows", type=int, default=ROWS, help="of a micro-batch; more of them use larger entries")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     plan = load_plan(options.plan)
@@ -59,8 +61,8 @@ def main() -> int:
         print("the plan compresses nothing: its gradients are exact")
         return 0
     loaded = build(plan.workload.source, dtype="float32", attention=plan.workload.attention)
-    text = calibration_text(loaded, options.micro_batches, seed=options.seed)
-    batches = text_data(text, torch.device("cpu")).batches
+    text = calibration_text(loaded, -(-options.micro_batches * options.rows // ROWS), seed=options.seed)
+    batches = text_data(text, torch.device("cpu"), rows=options.rows).batches[: options.micro_batches]
     mean = sum(batch.exposure for batch in batches) / len(batches)
     exposures = [batch.exposure / mean for batch in batches]
     model = loaded.model.train()

@@ -1,7 +1,9 @@
 """What a block's backward sees when some of its units are kept in a codec: their slots, and what is rebuilt from them.
 
 Every value that depends on a compressed one and is not compressed itself counts as rebuilt. So do the output and the
-log-sum-exp of attention where q or k is compressed: kept exactly beside them, they would not belong together.
+log-sum-exp of attention where q or k is compressed: kept exactly beside them, they would not belong together. Beside a
+compressed v they count as kept. Plans keep them, for attention is dear to run again; and an output that was made of the
+inexact v would hide half of the error, since backward subtracts the one from the other.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 from hilore_plan.codecs.base import Codec, decode, encode
+from hilore_plan.graph.attention import weighted_by
 from hilore_plan.graph.capture import block_state
 from hilore_plan.graph.program import Program, recovery_programs, unrecoverable
 from hilore_plan.graph.recovery_units import BlockGraph
@@ -82,10 +85,10 @@ class Approximation:
 
 
 def following(graph: BlockGraph, values: frozenset[int]) -> set[int]:
-    """The values themselves, and all that are computed from them."""
+    """The values themselves, and all that are computed from them, but for what attention makes of v."""
     found = set(values)
     for op in graph.ops:
-        if not found.isdisjoint(op.inputs):
+        if not found.isdisjoint(set(op.inputs).difference(weighted_by(op, graph))):
             found.update(op.outputs)
     return found
 

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch import fx, nn
+from torch import nn
 
 from hilore_plan.errors import CaptureError
+from hilore_plan.graph.attention import scores_of
 from hilore_plan.graph.capture import capture
 from hilore_plan.graph.fingerprint import graph_hash
-from hilore_plan.graph.names import op_label
 from hilore_plan.graph.recovery_units import BlockGraph, GraphOp, GraphValue, block_graph, parameter_descriptions
 from hilore_plan.graph.signature import Call, mode_key, tensor_key
 from hilore_plan.profiler.calls import shared_storages, storage_of
@@ -195,15 +195,8 @@ def _op(op: GraphOp, graph: BlockGraph) -> Op:
         inputs=op.inputs,
         outputs=op.outputs,
         recomputable=op.recomputable,
-        exact_inputs=_exact_inputs(op, graph),
+        exact_inputs=tuple(dict.fromkeys(scores_of(op, graph))),
     )
-
-
-def _exact_inputs(op: GraphOp, graph: BlockGraph) -> tuple[int, ...]:
-    """The values of fused attention's q and k, its first two arguments: see `schema.profile.Op`."""
-    if op_label(op.node) != "sdpa":
-        return ()
-    return tuple(dict.fromkeys(graph.value_of[node] for node in op.node.args[:2] if isinstance(node, fx.Node)))
 
 
 def _value(value: GraphValue, shared: bool) -> Value:

@@ -91,13 +91,26 @@ def llama_tape() -> tuple[nn.Module, CalibratedClass, Tape]:
     return blocks[0], found, tape
 
 
-@pytest.mark.parametrize(("unit", "rebuilt"), [("add", True), ("add.2", True), ("v_proj", True), ("sdpa.out", False)])
+@pytest.mark.parametrize(("unit", "rebuilt"), [("add", True), ("add.2", True), ("v_proj", False), ("sdpa.out", False)])
 def test_attention_is_rebuilt_as_a_whole(unit: str, rebuilt: bool) -> None:
     block, found, tape = llama_tape()
     graph = found.graph_of(block, tape)
     replaced = found.replaced(block, tape, [Pair(f"self_attn.{unit}", INT4)])
     lse = graph.values[graph.index["self_attn.sdpa.lse"]].slots
     assert (set(lse) <= set(replaced)) == rebuilt
+
+
+def test_the_errors_of_v_and_of_attentions_output_are_independent() -> None:
+    """Their squares add up: v is tested beside the output that plans keep."""
+    block, found, tape = llama_tape()
+    graph = found.graph_of(block, tape)
+    v = set(graph.values[graph.index["self_attn.v_proj"]].slots)
+    replaced = set(found.replaced(block, tape, [Pair("self_attn.v_proj", INT4)]))
+    assert replaced == v
+    out = set(graph.values[graph.index["self_attn.sdpa.out"]].slots)
+    both = found.replaced(block, tape, [Pair("self_attn.v_proj", INT4), Pair("self_attn.sdpa.out", INT4)])
+    alone = found.replaced(block, tape, [Pair("self_attn.sdpa.out", INT4)])
+    assert all(torch.equal(both[slot], alone[slot]) for slot in out)
 
 
 def test_attention_rebuilt_from_approximate_q_belongs_to_it() -> None:
