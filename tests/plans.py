@@ -107,7 +107,9 @@ def compress(codec: str) -> Choose:
     return choice
 
 
-def by_exposure(plan: Plan, *edges: tuple[float | None, float, Sequence[Mapping[str, Action]]]) -> Plan:
+def by_exposure(
+    plan: Plan, *edges: tuple[float | None, float, Sequence[Mapping[str, Action]]], limit: float = 0.015
+) -> Plan:
     """The plan with an entry for each `(exposure_up_to, error, actions per block)`."""
     last = plan.entries[-1]
     entries = tuple(
@@ -120,5 +122,5 @@ def by_exposure(plan: Plan, *edges: tuple[float | None, float, Sequence[Mapping[
         )
         for edge, error, actions in edges
     )
-    risk = RiskBudget(asked="0.015", limit=0.015, price=1.0, expected=0.01)
+    risk = RiskBudget(asked=str(limit), limit=limit, price=1.0, expected=0.01)
     return plan.model_copy(update={"entries": entries, "risk": risk})

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from hilore_plan.codecs.base import Codec
+from hilore_plan.graph.attention import scores_of, weighted_by
 from hilore_plan.graph.capture import capture
 from hilore_plan.graph.names import op_label
 from hilore_plan.graph.recovery_units import BlockGraph, GraphOp, block_graph
-from hilore_plan.profiler.approximation import Approximation
+from hilore_plan.profiler.approximation import Approximation, following
 from hilore_plan.profiler.classes import CapturedClass
 from hilore_plan.profiler.tape import Tape
 
@@ -67,6 +68,20 @@ class CalibratedClass:
     def units(self, graph: BlockGraph) -> list[str]:
         """The units of the profile that `graph` has as well, and whose error can be told."""
         return list(self._places(graph))
+
+    def add_up(self, units: Sequence[str]) -> bool:
+        """Whether the errors of these units together are what their own tests add up to.
+
+        Not so of a v beside an inexact q or k: attention is then rebuilt as a whole, and v errs less than was tested.
+        """
+        graph = self.found.graph
+        reached = [following(graph, frozenset({graph.index[unit]})) for unit in units]
+        for op in graph.ops:
+            scores = [not found.isdisjoint(scores_of(op, graph)) for found in reached]
+            weighted = [not found.isdisjoint(weighted_by(op, graph)) for found in reached]
+            if any(scores) and any(v and not s for v, s in zip(weighted, scores, strict=True)):
+                return False
+        return True
 
     def _places(self, graph: BlockGraph) -> dict[str, int]:
         found = self.found.graph

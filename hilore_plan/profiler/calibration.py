@@ -48,7 +48,7 @@ FIT_MIXES = 6
 FIT_BATCHES = 3
 HELD_OUT_MIXES = 10
 # what mixes aim with before it is known; measured on SmolLM2-135M
-LIKELY_DAMPING = 0.4
+LIKELY_DAMPING = 0.5
 
 
 def calibrate(
@@ -196,12 +196,12 @@ class _Calibration:
         return runs.measure(batches, mixes, lambda: self.progress.advance("mixes of units"))
 
     def _damping(self, tapes: list[Tape], scale: float) -> float:
-        mixes = draw_mixes(self.tests.slopes, scale, LIKELY_DAMPING, FIT_MIXES, self.seed)
+        mixes = draw_mixes(self.tests.slopes, self.tests.class_of, scale, LIKELY_DAMPING, FIT_MIXES, self.seed)
         return fit_damping(self.tests.slopes, mixes, self._joint(tapes, self._fitted, mixes))
 
     def _held_out(self, tapes: list[Tape], scale: float, damping: float, count: int) -> tuple[Mix, ...]:
         slopes = self.tests.slopes
-        mixes = draw_mixes(slopes, scale, damping, count, self.seed + 1)
+        mixes = draw_mixes(slopes, self.tests.class_of, scale, damping, count, self.seed + 1)
         return tuple(
             Mix(
                 units=sum(map(len, mix.values())),

@@ -48,13 +48,15 @@ class Joint:
 
 
 Slopes = Mapping[tuple[int, Pair], Slope]
+ClassOf = Sequence[CalibratedClass | None]
 
 
-def draw_mixes(slopes: Slopes, scale: float, damping: float, count: int, seed: int) -> list[Chosen]:
+def draw_mixes(slopes: Slopes, class_of: ClassOf, scale: float, damping: float, count: int, seed: int) -> list[Chosen]:
     """Mixes of pairs whose predicted errors are spread evenly, in logarithms, between the lowest and the highest.
 
     Args:
         slopes: what a block and pair cause.
+        class_of: the class of each block, which says what belongs into one mix.
         scale: the micro-batches' squared gradients over that of the step that they make up.
         damping: see `schema.profile.Risk`.
         count: how many mixes.
@@ -63,21 +65,26 @@ def draw_mixes(slopes: Slopes, scale: float, damping: float, count: int, seed: i
     choose = random.Random(seed)  # noqa: S311 - which units are tested together is no secret
     steps = [(number + 0.5) / count for number in range(count)]
     targets = [LOWEST * (HIGHEST / LOWEST) ** step for step in steps]
-    return [_draw(slopes, (target**2) / scale, damping, choose) for target in targets]
+    return [_draw(slopes, class_of, (target**2) / scale, damping, choose) for target in targets]
 
 
-def _draw(slopes: Slopes, target: float, damping: float, choose: random.Random) -> Chosen:
+def _draw(slopes: Slopes, class_of: ClassOf, target: float, damping: float, choose: random.Random) -> Chosen:
     """Units of blocks in random order, each with a random codec, as long as they leave the target in reach."""
     order = list(slopes)
     choose.shuffle(order)
-    total, used, chosen = 0.0, set(), {}  # type: ignore[var-annotated]
+    total = 0.0
+    chosen: dict[int, list[Pair]] = {}
     for block, pair in order:
         more = slopes[block, pair].damped(damping)
-        if (block, pair.unit) not in used and total + more <= target:
+        if total + more <= target and _joins(pair, chosen.get(block, ()), class_of[block]):
             total += more
-            used.add((block, pair.unit))
             chosen.setdefault(block, []).append(pair)
     return chosen
+
+
+def _joins(pair: Pair, others: Sequence[Pair], found: CalibratedClass | None) -> bool:
+    units = [other.unit for other in others]
+    return pair.unit not in units and (found is None or found.add_up([*units, pair.unit]))
 
 
 def predicted_squares(slopes: Slopes, chosen: Chosen, damping: float) -> float:
@@ -121,7 +128,7 @@ class JointRuns:
         model: nn.Module,
         parts: Parts,
         tapes: Sequence[Tape],
-        class_of: Sequence[CalibratedClass | None],
+        class_of: ClassOf,
     ) -> None:
         self.model = model
         self.parts = parts

@@ -72,6 +72,7 @@ class Runtime:
         self.meter = Meter()
         self.norm: Norm = plan.risk.norm if plan.risk else "l2"
         self.escalations = 0
+        self.held_back = 0
         self.lookup = Lookup(plan)
         self._actions = PlanActions(plan)
         self._recipes: dict[tuple[BlockGraph, int, frozenset[int], bool], Recipe] = {}
@@ -125,6 +126,11 @@ class Runtime:
         return 0.0 if entry is None else self._errors[entry]
 
     @property
+    def over_budget(self) -> bool:
+        """See `microbatch.Owner`."""
+        return self.plan.risk is not None and self.meter.errs_more_than(self.plan.risk.limit)
+
+    @property
     def alarm(self) -> Alarm | None:
         """See `block.Context.alarm`."""
         return self.current.alarm
@@ -154,6 +160,7 @@ class Runtime:
             },
             stored_instead={block.name: units for block in self._blocks if (units := _stored_units(block))},
             escalations=self.escalations,
+            held_back=self.held_back,
             expected_error=self._expected_error(),
             error_budget=None if self.plan.risk is None else self.plan.risk.limit,
         )

@@ -25,7 +25,12 @@ class Owner(Protocol):
     norm: Norm
     current: Microbatch
     escalations: int
+    held_back: int
     lookup: Lookup
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether compression has lately caused more error than the plan allows."""
 
     def error_of(self, entry: int | None) -> float:
         """The relative gradient error that is expected under an entry."""
@@ -42,7 +47,7 @@ class Microbatch:
         checked: whether everything compressed must be able to come back exactly under any entry, for `true_error`.
     """
 
-    __slots__ = ("_before", "_runtime", "absolute", "alarm", "checked", "entry", "relative", "tokens")
+    __slots__ = ("_before", "_highest", "_runtime", "absolute", "alarm", "checked", "entry", "relative", "tokens")
 
     def __init__(
         self,
@@ -57,7 +62,8 @@ class Microbatch:
         self.relative = relative
         self.absolute = absolute
         self.checked = checked
-        self.entry = None if tokens is None else runtime.lookup.find(tokens, relative)
+        self._highest = bool(relative) and runtime.over_budget  # without an exposure, nothing is risked
+        self.entry = None if tokens is None else self._look_up(tokens)
         self.alarm: Alarm | None = None
 
     def __enter__(self) -> Microbatch:
@@ -73,8 +79,11 @@ class Microbatch:
     def find(self, tokens: int) -> int | None:
         """The entry of a frame with so many tokens."""
         if self.tokens is None:
-            self.entry = self._runtime.lookup.find(tokens, self.relative)  # R8
+            self.entry = self._look_up(tokens)  # R8
         return self.entry
+
+    def _look_up(self, tokens: int) -> int | None:
+        return self._runtime.lookup.find(tokens, None if self._highest else self.relative)
 
     def observe(self, logps: torch.Tensor, *, loss_scale: float = 1.0) -> None:
         """Check the exposure at the first instant of backward, when the exact coefficients are there.
@@ -98,6 +107,7 @@ class Microbatch:
     def _count(self) -> None:
         """Forward is over: the exposure counts as predicted, until it is known better; one never known, as the mean."""
         meter, error = self._runtime.meter, self._runtime.error_of(self.entry)
+        self._runtime.held_back += self._highest
         if self.absolute is not None:
             meter.see(self.absolute)
             meter.count(self.absolute, error)

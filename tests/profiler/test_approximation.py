@@ -113,6 +113,14 @@ def test_the_errors_of_v_and_of_attentions_output_are_independent() -> None:
     assert all(torch.equal(both[slot], alone[slot]) for slot in out)
 
 
+def test_errors_add_up_but_for_v_beside_an_inexact_q() -> None:
+    _, found, _ = llama_tape()
+    assert found.add_up(["self_attn.v_proj", "self_attn.sdpa.out", "mlp.up_proj"])
+    assert found.add_up(["self_attn.add", "self_attn.add.2", "input_layernorm.mul.2"])
+    assert not found.add_up(["mlp.up_proj", "self_attn.v_proj", "self_attn.add"])
+    assert not found.add_up(["input_layernorm.mul.2", "self_attn.v_proj"])
+
+
 def test_attention_rebuilt_from_approximate_q_belongs_to_it() -> None:
     block, found, tape = llama_tape()
     graph = found.graph_of(block, tape)

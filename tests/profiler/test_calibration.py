@@ -212,7 +212,7 @@ def test_an_unknown_codec_is_refused() -> None:
 def test_the_damping_that_the_errors_were_made_with_is_found() -> None:
     pairs = [Pair(f"unit{i}", find("int8")) for i in range(12)]
     slopes = {(i % 3, pair): Slope(1e-6 * (i + 1), 4e-6 / (i + 1)) for i, pair in enumerate(pairs)}
-    mixes = draw_mixes(slopes, 1.0, 0.4, 6, seed=0)
+    mixes = draw_mixes(slopes, [None] * 3, 1.0, 0.4, 6, seed=0)
     joints = [Joint(2.0, 1.0, 2.0 * predicted_squares(slopes, mix, 0.37)) for mix in mixes]
     assert math.isclose(fit_damping(slopes, mixes, joints), 0.37)
     assert all(predicted_squares(slopes, mix, 0.4) > 0 for mix in mixes)

@@ -27,11 +27,11 @@ EDGE = 1.0
 LEVELS = {"int8": 127, "int8_asym": 127, "fp8_e4m3": 16, "int4": 7}
 
 
-def two_buckets(attach: Attach, case: Case, model: nn.Module, codec: str = "int8") -> Runtime:
+def two_buckets(attach: Attach, case: Case, model: nn.Module, codec: str = "int8", *, limit: float = 0.015) -> Runtime:
     """Everything compressed up to the mean exposure, everything recomputed above it; the mean is known, and 1."""
     low = attach.actions(case, plans.compress(codec), model)
     high = attach.actions(case, lambda value: "recompute", model)
-    plan = plans.by_exposure(plans.make_plan(model), (EDGE, 0.01, low), (None, 0.0, high))
+    plan = plans.by_exposure(plans.make_plan(model), (EDGE, 0.01, low), (None, 0.0, high), limit=limit)
     runtime = attach(model, plan)
     runtime.meter.seen, runtime.meter.mean = LEAST, 1.0
     return runtime
@@ -148,6 +148,23 @@ def test_exposures_count_as_the_riskiest_until_their_mean_is_known(attach: Attac
         with runtime.microbatch(tokens=18, coefficients=low) as micro_batch:
             log_probs(model, inputs)
         assert micro_batch.entry == (1 if number < LEAST else 0)
+
+
+def test_a_run_of_other_exposures_than_calibrated_keeps_the_budget(attach: Attach) -> None:
+    """All micro-batches are of the lower bucket. A quarter of them may have its entry: 0.25 * 0.01^2 = 0.005^2."""
+    model = PLAIN.build()
+    runtime = two_buckets(attach, PLAIN, model, limit=0.005)
+    entries = []
+    for _ in range(40):
+        with runtime.microbatch(tokens=18, exposure=0.5) as micro_batch:
+            entries.append(micro_batch.entry)
+    assert entries[:6] == [0, 1, 1, 1, 0, 1]
+    report = runtime.report()
+    assert report.held_back == entries.count(1)
+    assert 0.0045 < report.expected_error <= 0.005
+    assert f"{report.held_back} micro-batches got the most careful entry" in str(report)
+    with runtime.microbatch(tokens=18, exposure=0.5), runtime.microbatch(tokens=18, exposure=0.0) as silent:
+        assert silent.entry == 0  # without coefficients there is no gradient to err
 
 
 def test_advantages_give_the_exposure_that_their_coefficients_have(attach: Attach) -> None:
