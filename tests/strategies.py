@@ -19,6 +19,7 @@ ENVIRONMENT = Environment(
     threads=2,
     platform="linux",
 )
+PRICES = st.one_of(st.just(0.0), st.floats(1e-3, 2))  # to the solver, a cost of 1e-7 is none
 
 
 @dataclass

@@ -105,7 +105,7 @@ def test_a_sweep_prints_json(hilore: Run, calibrated_file: Path) -> None:
 
 
 def test_a_sweep_over_one_option_takes_the_other_as_given(hilore: Run, calibrated_file: Path) -> None:
-    done = hilore("plan", calibrated_file, "--sweep-risk", "0,9", "--budget", "2x-store", "--csv", "-")
+    done = hilore("plan", calibrated_file, "--sweep-risk", "0,0.9", "--budget", "2x-store", "--csv", "-")
     assert [row["budget"] for row in csv.DictReader(StringIO(done.out))] == ["2x-store"] * 2
     done = hilore("plan", calibrated_file, "--sweep-budget", "9x-store", "--risk", "0", "--csv", "-")
     assert [row["risk"] for row in csv.DictReader(StringIO(done.out))] == ["0"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from planner.brute import every_column
-from strategies import llama_profile, small_profiles
+from strategies import PRICES, llama_profile, small_profiles
 
 from hilore_plan.errors import InfeasibleBudgetError
 from hilore_plan.planner import ilp_master
@@ -97,7 +97,7 @@ def test_least_peak_equals_brute_force_and_is_feasible(profile: Profile) -> None
 
 
 @SMALL
-@given(small_profiles(), st.floats(0, 2), st.floats(0, 2))
+@given(small_profiles(), PRICES, PRICES)
 def test_program_of_a_block_costs_what_the_simulator_says(profile: Profile, kept: float, held: float) -> None:
     view = small_view(profile)
     for index, cls in enumerate(view.classes):

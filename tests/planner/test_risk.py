@@ -11,7 +11,7 @@ from calibrated import calibrated, calibrated_profiles
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from planner.brute import every_column
-from strategies import Graph, llama_profile, outside, profile_of
+from strategies import PRICES, Graph, llama_profile, outside, profile_of
 
 from hilore_plan.planner import solve as solving
 from hilore_plan.planner.asked import Wanted, buckets_of
@@ -77,7 +77,7 @@ def test_equals_brute_force_at_a_price(profile: Profile, where: int, price: floa
 
 
 @SMALL
-@given(calibrated_profiles(), st.floats(0, 2), st.floats(0, 2), st.floats(0, 2))
+@given(calibrated_profiles(), PRICES, PRICES, PRICES)
 def test_program_of_a_block_costs_what_the_simulator_says(
     profile: Profile, kept: float, held: float, risk: float
 ) -> None:
