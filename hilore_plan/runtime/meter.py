@@ -5,8 +5,8 @@ divides by (tokens of a generation, accumulated micro-batches), which differs fr
 a common factor changes no relative error, so the mean is that of the run itself.
 
 A plan keeps its limit on the step error for the mix of exposures that was calibrated. A run whose exposures are spread
-otherwise would err more: `errs_more_than` says so, and the runtime then takes the most careful entries, each of which
-keeps the limit by itself, until the recent error is within it again.
+otherwise would err more: `errs_more_than` says so, and the runtime then takes the most careful entries until the recent
+error is within it again.
 """
 
 from __future__ import annotations

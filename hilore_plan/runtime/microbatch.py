@@ -47,7 +47,18 @@ class Microbatch:
         checked: whether everything compressed must be able to come back exactly under any entry, for `true_error`.
     """
 
-    __slots__ = ("_before", "_highest", "_runtime", "absolute", "alarm", "checked", "entry", "relative", "tokens")
+    __slots__ = (
+        "_before",
+        "_careful",
+        "_held_back",
+        "_runtime",
+        "absolute",
+        "alarm",
+        "checked",
+        "entry",
+        "relative",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -62,7 +73,8 @@ class Microbatch:
         self.relative = relative
         self.absolute = absolute
         self.checked = checked
-        self._highest = bool(relative) and runtime.over_budget  # without an exposure, nothing is risked
+        self._careful = bool(relative) and runtime.over_budget  # without an exposure, nothing is risked
+        self._held_back = False
         self.entry = None if tokens is None else self._look_up(tokens)
         self.alarm: Alarm | None = None
 
@@ -83,7 +95,12 @@ class Microbatch:
         return self.entry
 
     def _look_up(self, tokens: int) -> int | None:
-        return self._runtime.lookup.find(tokens, None if self._highest else self.relative)
+        found = self._runtime.lookup.find(tokens, self.relative)
+        if not self._careful:
+            return found
+        careful = self._runtime.lookup.find(tokens, None)
+        self._held_back = careful != found
+        return careful
 
     def observe(self, logps: torch.Tensor, *, loss_scale: float = 1.0) -> None:
         """Check the exposure at the first instant of backward, when the exact coefficients are there.
@@ -107,7 +124,7 @@ class Microbatch:
     def _count(self) -> None:
         """Forward is over: the exposure counts as predicted, until it is known better; one never known, as the mean."""
         meter, error = self._runtime.meter, self._runtime.error_of(self.entry)
-        self._runtime.held_back += self._highest
+        self._runtime.held_back += self._held_back
         if self.absolute is not None:
             meter.see(self.absolute)
             meter.count(self.absolute, error)

@@ -41,7 +41,7 @@ class Report:
     highest use (None on a CPU, which keeps none). `fallbacks` names each block that is checkpointed or stored instead,
     with the reason. `stored_instead` names values that did not come back bit for bit, or that a codec refused, and are
     stored. `escalations` are micro-batches that turned out riskier than their entry and were rebuilt exactly,
-    `held_back` those that got the most careful entry because the ones before had used up the error budget.
+    `held_back` those that got a more careful entry because the ones before had used up the error budget.
     `expected_error` is the relative gradient error that compression is expected to have caused.
     """
 
@@ -74,7 +74,7 @@ class Report:
                 f"{self.escalations} micro-batches were riskier than predicted and rebuilt exactly"
             )
         if self.held_back:
-            lines.append(f"  {self.held_back} micro-batches got the most careful entry, to keep within that budget")
+            lines.append(f"  {self.held_back} micro-batches got a more careful entry, to keep within that budget")
         if self.peak_bytes is not None:
             lines.append(f"  highest device memory {format_bytes(self.peak_bytes)}")
         if self.beyond_the_plan:

@@ -162,9 +162,13 @@ def test_a_run_of_other_exposures_than_calibrated_keeps_the_budget(attach: Attac
     report = runtime.report()
     assert report.held_back == entries.count(1)
     assert 0.0045 < report.expected_error <= 0.005
-    assert f"{report.held_back} micro-batches got the most careful entry" in str(report)
+    assert f"{report.held_back} micro-batches got a more careful entry" in str(report)
     with runtime.microbatch(tokens=18, exposure=0.5), runtime.microbatch(tokens=18, exposure=0.0) as silent:
         assert silent.entry == 0  # without coefficients there is no gradient to err
+    assert runtime.over_budget
+    with runtime.microbatch(tokens=18, exposure=2.0) as risky:
+        assert risky.entry == 1
+    assert runtime.report().held_back == report.held_back  # that is the entry it has anyway
 
 
 def test_advantages_give_the_exposure_that_their_coefficients_have(attach: Attach) -> None:
