@@ -42,7 +42,8 @@ def _from_fp8(codes):
     normal = ((code << 20) + (120 << 23)).to(tl.float32, bitcast=True)
     values = tl.where(code < 8, code.to(tl.float32) * 0.001953125, normal)
     values = tl.where(code == 0x7F, float("nan"), values)
-    return tl.where((codes & 0x80) != 0, -values, values)
+    # the sign goes in as a bit: for Triton 3.7, minus zero is 0 - 0
+    return (values.to(tl.int32, bitcast=True) | ((codes & 0x80) << 24)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
