@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from steps import Gradients, exposures_of, relative_error, step_gradients
 from torch import nn
 
-from hilore_plan.exposure.exposure import relative
 from hilore_plan.integrations.builtin_models import LoadedModel, build
 from hilore_plan.integrations.calibration_text import COMPLETION_TOKENS, PROMPT_TOKENS, calibration_text
 from hilore_plan.planner.plan import solve_plan
@@ -35,7 +35,6 @@ from hilore_plan.schema.profile import Exposures, Profile
 
 CLOSE = 0.03  # the two measured errors may differ by so much
 TRIES = 5
-Gradients = list[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -68,27 +67,12 @@ def step_of(samples: Sequence[Sample], zero: float, rows: int, whole: bool) -> S
     else:
         choose.shuffle(made)
     batches = text_data(CalibrationText(tuple(made), ""), torch.device("cpu"), rows=rows).batches
-    mean = sum(batch.exposure for batch in batches) / len(batches)
-    return Step(batches, tuple(relative(batch.exposure, mean) for batch in batches))
+    return Step(batches, exposures_of(batches))
 
 
 def gradient(model: nn.Module, step: Step, runtime: Runtime | None) -> Gradients:
     """The accumulated gradients of one step."""
-    model.zero_grad(set_to_none=True)
-    for batch, exposure in zip(step.batches, step.exposures, strict=True):
-        if runtime is None:
-            batch.loss(model).backward()  # type: ignore[no-untyped-call]
-            continue
-        with runtime.microbatch(exposure=exposure):
-            loss = batch.loss(model)
-        loss.backward()  # type: ignore[no-untyped-call]
-    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
-
-
-def error(mine: Gradients, exact: Gradients) -> float:
-    """`|mine - exact| / |exact|`."""
-    difference = sum(float((a - b).double().square().sum()) for a, b in zip(mine, exact, strict=True))
-    return math.sqrt(difference / sum(float(b.double().square().sum()) for b in exact))
+    return step_gradients(model, step.batches, step.exposures, runtime)
 
 
 def with_exposures(profile: Profile, values: tuple[float, ...]) -> Profile:
@@ -103,7 +87,7 @@ def measured_error(model: nn.Module, plan: Plan, step: Step, exact: Gradients) -
     with apply(model, plan) as runtime:
         one = Step(step.batches[:1], (max(step.exposures),))
         gradient(model, one, runtime)  # the first frames are kept whole until they are trusted
-        return error(gradient(model, step, runtime), exact)
+        return relative_error(gradient(model, step, runtime), exact)
 
 
 def plan_at(profile: Profile, step: Step, budget: str, risk: float, buckets: int) -> Plan:

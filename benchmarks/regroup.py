@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from steps import Gradients, relative_error
 from torch import nn
 
 from hilore_plan.exposure import Row, leave_out, regroup
@@ -43,7 +44,6 @@ SHARES = (0.0, 0.3, 0.6)
 KINDS = ("as they were", "left out", "regrouped", "both")
 # fp32: the same few thousand terms in another order
 SAME = 1e-4
-Gradients = list[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,6 @@ def steps_of(
             for model, runtime in runs
         ]
     return made
-
-
-def relative_error(mine: Gradients, exact: Gradients) -> float:
-    """`|mine - exact| / |exact|`."""
-    difference = sum(float((a - b).double().square().sum()) for a, b in zip(mine, exact, strict=True))
-    return float((difference / sum(float(b.double().square().sum()) for b in exact)) ** 0.5)
 
 
 def make_plan(sizes: Sizes, progress: str) -> Plan:

@@ -11,44 +11,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 import torch
-from torch import nn
+from steps import exposures_of, relative_error, step_gradients
 
 from hilore_plan.integrations.builtin_models import build
 from hilore_plan.integrations.calibration_text import calibration_text
-from hilore_plan.profiler.batches import ROWS, CalibrationBatch, text_data
+from hilore_plan.profiler.batches import ROWS, text_data
 from hilore_plan.profiler.fp32 import in_fp32
-from hilore_plan.runtime.attach import Runtime, apply
+from hilore_plan.runtime.attach import apply
 from hilore_plan.runtime.meter import Meter
 from hilore_plan.schema.io import load_plan
 
 FACTOR = 1.5
-Gradients = list[torch.Tensor]
-
-
-def step_gradients(
-    model: nn.Module, batches: Sequence[CalibrationBatch], exposures: Sequence[float], runtime: Runtime | None
-) -> Gradients:
-    """The accumulated gradients of one step."""
-    model.zero_grad(set_to_none=True)
-    for batch, exposure in zip(batches, exposures, strict=True):
-        if runtime is None:
-            batch.loss(model).backward()  # type: ignore[no-untyped-call]
-            continue
-        with runtime.microbatch(exposure=exposure):
-            loss = batch.loss(model)
-        loss.backward()  # type: ignore[no-untyped-call]
-    found = [p.grad for p in model.parameters() if p.grad is not None]
-    model.zero_grad(set_to_none=True)
-    return found
-
-
-def relative_error(mine: Gradients, exact: Gradients) -> float:
-    """`|mine - exact| / |exact|`."""
-    difference = sum(float((a - b).double().square().sum()) for a, b in zip(mine, exact, strict=True))
-    return float((difference / sum(float(b.double().square().sum()) for b in exact)) ** 0.5)
 
 
 def main() -> int:
@@ -66,8 +41,7 @@ def main() -> int:
     loaded = build(plan.workload.source, dtype=plan.workload.dtype, attention=plan.workload.attention)
     text = calibration_text(loaded, -(-options.micro_batches * options.rows // ROWS), seed=options.seed)
     batches = text_data(text, torch.device("cpu"), rows=options.rows).batches[: options.micro_batches]
-    mean = sum(batch.exposure for batch in batches) / len(batches)
-    exposures = [batch.exposure / mean for batch in batches]
+    exposures = exposures_of(batches)
     model = loaded.model.train()
     with apply(model, plan) as runtime:
         step_gradients(model, batches[:1], exposures[:1], runtime)  # the first frames are kept until they are trusted

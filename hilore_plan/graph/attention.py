@@ -8,13 +8,13 @@ from hilore_plan.graph.names import op_label
 from hilore_plan.graph.recovery_units import BlockGraph, GraphOp
 
 
-def scores_of(op: GraphOp, graph: BlockGraph) -> tuple[int, ...]:
-    """The values of q and k; empty if the op is not fused attention."""
+def scored(op: GraphOp, graph: BlockGraph) -> tuple[int, ...]:
+    """The values of q and k, which the scores are made of; empty if the op is not fused attention."""
     return _arguments(op, graph)[:2]
 
 
-def weighted_by(op: GraphOp, graph: BlockGraph) -> tuple[int, ...]:
-    """The value of v, which the scores do not depend on; empty if the op is not fused attention."""
+def weighted(op: GraphOp, graph: BlockGraph) -> tuple[int, ...]:
+    """The value of v, which the scores weight; empty if they depend on it, too, or if this is not fused attention."""
     query, key, value = _arguments(op, graph) or (None, None, None)
     return () if value is None or value in (query, key) else (value,)
 

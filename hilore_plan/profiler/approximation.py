@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hilore_plan.codecs.base import Codec, decode, encode
-from hilore_plan.graph.attention import weighted_by
+from hilore_plan.graph.attention import weighted
 from hilore_plan.graph.capture import block_state
 from hilore_plan.graph.program import Program, recovery_programs, unrecoverable
 from hilore_plan.graph.recovery_units import BlockGraph
@@ -88,7 +88,7 @@ def following(graph: BlockGraph, values: frozenset[int]) -> set[int]:
     """The values themselves, and all that are computed from them, but for what attention makes of v."""
     found = set(values)
     for op in graph.ops:
-        if not found.isdisjoint(set(op.inputs).difference(weighted_by(op, graph))):
+        if not found.isdisjoint(set(op.inputs).difference(weighted(op, graph))):
             found.update(op.outputs)
     return found
 

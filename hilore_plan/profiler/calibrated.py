@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hilore_plan.codecs.base import Codec
-from hilore_plan.graph.attention import scores_of, weighted_by
+from hilore_plan.graph.attention import scored, weighted
 from hilore_plan.graph.capture import capture
 from hilore_plan.graph.names import op_label
 from hilore_plan.graph.recovery_units import BlockGraph, GraphOp, block_graph
@@ -77,9 +77,9 @@ class CalibratedClass:
         graph = self.found.graph
         reached = [following(graph, frozenset({graph.index[unit]})) for unit in units]
         for op in graph.ops:
-            scores = [not found.isdisjoint(scores_of(op, graph)) for found in reached]
-            weighted = [not found.isdisjoint(weighted_by(op, graph)) for found in reached]
-            if any(scores) and any(v and not s for v, s in zip(weighted, scores, strict=True)):
+            scores = [not found.isdisjoint(scored(op, graph)) for found in reached]
+            values = [not found.isdisjoint(weighted(op, graph)) for found in reached]
+            if any(scores) and any(v and not s for v, s in zip(values, scores, strict=True)):
                 return False
         return True
 

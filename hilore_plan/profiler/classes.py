@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from hilore_plan.errors import CaptureError
-from hilore_plan.graph.attention import scores_of
+from hilore_plan.graph.attention import scored
 from hilore_plan.graph.capture import capture
 from hilore_plan.graph.fingerprint import graph_hash
 from hilore_plan.graph.recovery_units import BlockGraph, GraphOp, GraphValue, block_graph, parameter_descriptions
@@ -195,7 +195,7 @@ def _op(op: GraphOp, graph: BlockGraph) -> Op:
         inputs=op.inputs,
         outputs=op.outputs,
         recomputable=op.recomputable,
-        exact_inputs=tuple(dict.fromkeys(scores_of(op, graph))),
+        exact_inputs=tuple(dict.fromkeys(scored(op, graph))),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hilore_plan.codecs.base import Codec
@@ -158,15 +158,18 @@ class BlockTests:
         pairs: list[Pair],
         exact: tuple[Gradients, Gradients],
         below: float,
-    ) -> Iterator[_Sums]:
+    ) -> list[_Sums]:
+        """Tests pairs in a block; returns their sums, to which the micro-batch's squared gradient is still to come."""
         parameters, inputs = exact
         size = squared(inputs)
+        tested = []
         for pair in pairs:
             approximate, handed_on = self._compressed(recorded, block, recorded.tapes[block], pair)
             sums = self._sums.setdefault((block, pair), _Sums())
             sums.local += squared_distance(approximate, parameters)
             sums.propagated += squared_distance(handed_on, inputs) / size * below if size else 0.0
-            yield sums
+            tested.append(sums)
+        return tested
 
     def _compressed(self, recorded: Recorded, block: int, tape: Tape, pair: Pair) -> tuple[Gradients, Gradients]:
         found = self.classes[self.owner[block]]

@@ -73,7 +73,7 @@ class Microbatch:
         self.relative = relative
         self.absolute = absolute
         self.checked = checked
-        self._careful = bool(relative) and runtime.over_budget  # without an exposure, nothing is risked
+        self._careful = bool(relative) and runtime.over_budget  # of exposure 0 nothing can err, and None is the highest
         self._held_back = False
         self.entry = None if tokens is None else self._look_up(tokens)
         self.alarm: Alarm | None = None
