@@ -140,6 +140,49 @@ def test_risk_is_relative_to_the_gradient_whatever_the_exposure() -> None:
     assert all(0.4 < mix.predicted / mix.measured < 2.5 for mix in risk.held_out)
 
 
+def test_risk_is_relative_to_the_gradient_of_the_whole_step() -> None:
+    """Of twice as many micro-batches with one gradient the step's is twice as long; independent errors grow less."""
+    loaded = build("builtin:tiny-llama", dtype="float32")
+    blocks, classes, batches = setting(loaded)
+    one = next(batch for batch in batches if batch.exposure > 0)
+
+    def local(count: int) -> list[float]:
+        data = CalibrationData([one] * count, "", zero_is_free=True)
+        (units,) = calibrate(loaded.model, blocks, classes, data, ["int8"], mixes=1).units
+        return [sum(unit.local) for unit in units]
+
+    assert local(16) == pytest.approx([error / 2 for error in local(8)], rel=1e-6)
+
+
+def test_the_noise_floor_is_relative_to_the_gradient() -> None:
+    loaded = build("builtin:tiny-llama", dtype="bfloat16")
+    blocks, classes, batches = setting(loaded)
+    loud = [CalibrationBatch(lambda model, b=b: 16 * b.loss(model), b.exposure) for b in batches]  # type: ignore[misc]
+    noises = [
+        calibrate(loaded.model, blocks, classes, CalibrationData(some, "", True), ["int8"], mixes=1).noise
+        for some in (batches, loud)
+    ]
+    assert noises[0] is not None
+    assert 0.001 < noises[0] < 0.1  # a bf16 number is within 2^-9 of what it stands for
+    assert noises[0] == pytest.approx(noises[1], rel=1e-3)
+
+
+def test_mixes_are_of_units_whose_errors_add_up() -> None:
+    loaded = build("builtin:tiny-llama", dtype="float32")
+    blocks, classes, _ = setting(loaded)
+    codec = find("int8")
+    found = BlockTests(classes, [codec], 1).class_of
+    units = ["self_attn.v_proj", "self_attn.add", "input_layernorm.mul.2", "mlp.up_proj"]
+    slopes = {(block, Pair(unit, codec)): Slope(1e-9, 0.0) for block in range(len(blocks)) for unit in units}
+    mixes = draw_mixes(slopes, found, 1.0, 0.5, 20, seed=0)
+    for block, pairs in (drawn for mix in mixes for drawn in mix.items()):
+        owner = found[block]
+        assert owner is not None
+        assert owner.add_up([pair.unit for pair in pairs])
+    drawn = {pair.unit for mix in mixes for pairs in mix.values() for pair in pairs}
+    assert drawn == set(units)
+
+
 def test_blocks_and_model_agree_on_the_exact_gradient() -> None:
     loaded = build("builtin:tiny-llama", dtype="float32")
     blocks, _, batches = setting(loaded)

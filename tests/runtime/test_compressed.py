@@ -18,7 +18,7 @@ from hilore_plan.runtime.attach import Runtime
 from hilore_plan.runtime.block import HiloreWarning
 from hilore_plan.runtime.frame import live_frames
 from hilore_plan.runtime.kept import Compressed
-from hilore_plan.runtime.meter import LEAST, Meter
+from hilore_plan.runtime.meter import LEAST, WINDOW, Meter
 from hilore_plan.runtime.recipe import Recipe
 
 CASES = [PLAIN, LLAMA]
@@ -163,12 +163,25 @@ def test_a_run_of_other_exposures_than_calibrated_keeps_the_budget(attach: Attac
     assert report.held_back == entries.count(1)
     assert 0.0045 < report.expected_error <= 0.005
     assert f"{report.held_back} micro-batches got a more careful entry" in str(report)
-    with runtime.microbatch(tokens=18, exposure=0.5), runtime.microbatch(tokens=18, exposure=0.0) as silent:
-        assert silent.entry == 0  # without coefficients there is no gradient to err
+    with runtime.microbatch(tokens=18, exposure=0.5) as micro_batch:
+        assert micro_batch.entry == 0
     assert runtime.over_budget
+    with runtime.microbatch(tokens=18, exposure=0.0) as silent:
+        assert silent.entry == 0  # without coefficients there is no gradient to err
     with runtime.microbatch(tokens=18, exposure=2.0) as risky:
         assert risky.entry == 1
     assert runtime.report().held_back == report.held_back  # that is the entry it has anyway
+
+
+def test_what_was_left_of_the_budget_long_ago_is_not_spent_later() -> None:
+    meter = Meter()
+    for _ in range(10 * WINDOW):
+        meter.count(1.0, 0.0)
+    for _ in range(WINDOW):
+        meter.count(1.0, 0.01)
+    assert meter.expected_error < 0.005
+    assert meter.errs_more_than(0.007)  # of the window, 1 - 1/e have the error 0.01
+    assert not meter.errs_more_than(0.009)
 
 
 def test_advantages_give_the_exposure_that_their_coefficients_have(attach: Attach) -> None:
