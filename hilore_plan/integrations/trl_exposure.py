@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -13,7 +12,6 @@ import torch
 from hilore_plan.errors import UsageError
 from hilore_plan.exposure.losses import LossConfig
 from hilore_plan.exposure.normalisers import Normaliser, normaliser_for
-from hilore_plan.runtime.block import HiloreWarning
 from hilore_plan.runtime.microbatch import Microbatch
 
 LOG_PROBS = "_get_per_token_logps_and_entropies"
@@ -38,38 +36,17 @@ def loss_config(trainer: Any) -> LossConfig:
     )
 
 
-class Exposures:
-    """Tells micro-batches of a trainer from each other; where it cannot, each counts as the riskiest.
+def read(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for `Runtime.microbatch`, for a micro-batch of a trainer.
 
-    Gradients of an entropy bonus and of a router's auxiliary loss are in no coefficient: then nothing is known.
-
-    Args:
-        matter: whether the plan has buckets of exposure, so that it is worth a warning where nothing is known.
+    Raises:
+        UsageError: a part of the loss's gradient is in no coefficient: that of an entropy bonus, or of a router's
+            auxiliary loss.
     """
-
-    def __init__(self, *, matter: bool = True) -> None:
-        self._warned = not matter
-
-    def known(self, trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments for `Runtime.microbatch`, or none."""
-        try:
-            config = loss_config(trainer)
-            if config.has_entropy_bonus or config.has_auxiliary_loss:
-                raise UsageError("a part of its gradient does not pass through the log-probs")
-            return known_of(trainer, inputs, config)
-        except (UsageError, AttributeError, KeyError, TypeError) as error:
-            self._warn(error)
-            return {}
-
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"hilore: the exposure of this trainer's loss is not known ({error}): "
-                "each micro-batch counts as the riskiest",
-                HiloreWarning,
-                stacklevel=2,
-            )
+    config = loss_config(trainer)
+    if config.has_entropy_bonus or config.has_auxiliary_loss:
+        raise UsageError("a part of its gradient does not pass through the log-probs")
+    return known_of(trainer, inputs, config)
 
 
 def known_of(trainer: Any, inputs: dict[str, Any], config: LossConfig) -> dict[str, Any]:

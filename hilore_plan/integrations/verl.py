@@ -3,7 +3,7 @@
 The engine calls that method once per micro-batch, and runs backward after it has returned. Log-prob passes of the actor
 and the reference call it with `forward_only`: they run as without a plan. The plan attaches at the first training
 micro-batch, when the engine has sharded its module with FSDP2; under verl's `fsdp` strategy, which is FSDP1, it is
-refused. A micro-batch counts as the riskiest of its size: what a plan compresses at low exposure only, it keeps exact.
+refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from typing import Any
 from torch import nn
 
 from hilore_plan.errors import RefusedError
+from hilore_plan.integrations.exposures import Exposures
+from hilore_plan.integrations.verl_exposure import observed, read
 from hilore_plan.runtime.attach import Runtime, apply
+from hilore_plan.runtime.microbatch import Microbatch
 from hilore_plan.runtime.report import Report
 from hilore_plan.schema.io import load_plan
 from hilore_plan.schema.plan import Plan
@@ -31,6 +34,7 @@ class EngineAttachment:
     def __init__(self, engine_class: Any, plan: Plan) -> None:
         self._class = engine_class
         self._plan = plan
+        self._exposures = Exposures(read, plan)
         self._runtimes: weakref.WeakKeyDictionary[nn.Module, Runtime] = weakref.WeakKeyDictionary()
         self._finished: list[Report] = []
         self._original = vars(engine_class)[METHOD]
@@ -63,6 +67,13 @@ class EngineAttachment:
             weakref.finalize(module, _keep_report, self._finished, runtime).atexit = False
         return runtime
 
+    def microbatch(self, engine: Any, micro_batch: Any, loss_function: Any) -> Microbatch:
+        """The context of one training micro-batch of an engine."""
+        runtime = self.runtime_of(engine)
+        if self._plan.risk is None:
+            return runtime.microbatch()
+        return self._exposures.microbatch(runtime, micro_batch, loss_function)
+
 
 def _keep_report(reports: list[Report], runtime: Runtime) -> None:
     reports.append(runtime.report())
@@ -92,7 +103,8 @@ def _planned(original: Callable[..., Any], attachment: EngineAttachment) -> Call
     def forward_step(self: Any, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
         if forward_only or not self.module.training or not _is_actor(self):
             return original(self, micro_batch, loss_function=loss_function, forward_only=forward_only)
-        with attachment.runtime_of(self).microbatch():
+        with attachment.microbatch(self, micro_batch, loss_function) as context:
+            loss_function = observed(loss_function, context, getattr(self, "scaler", None))
             return original(self, micro_batch, loss_function=loss_function, forward_only=forward_only)
 
     return forward_step

@@ -49,6 +49,10 @@ cast one, and one per codec), and x_v = s_v + sum_f c_vf:
     mu, rho     Price.price, View.rho        seconds per squared error, and the squared error of v in form f
     L           the limit on peak memory; fixed, work, head, gradients: `View` and `Rooms`
 
+Where a class has codecs, r, d, a, u, k, w and H >= ... are there twice. The second time x_v leaves the codecs out: that
+is the way back of a micro-batch that turns out riskier, on which what is compressed is rebuilt exactly. It costs no
+seconds, for it is rare, but H has room for it; and k and h count what either way reads.
+
 Only s and c need to be binary: all else follows from them. For few blocks this is solved as it stands (`solve_whole`).
 For many, equal blocks make the tree explode, so `ilp_master` solves it over whole-block patterns (Dantzig and Wolfe,
 "Decomposition principle for linear programs", 1960): blocks meet only in K_b and H[b,p], and `BlockSolver` finds the

@@ -62,19 +62,23 @@ class _Builder:
     def __init__(self, problem: Program, view: View, index: int, scale: Scale, prefix: str) -> None:
         self.problem, self.view, self.cls, self.scale, self.prefix = problem, view, view.classes[index], scale, prefix
         self.vars = Variables(problem, self.cls, prefix)
+        self.ways = [self.vars]
+        if any(self.vars.compressed(unit) for unit in self.vars.forms):
+            self.ways.append(Variables(problem, self.cls, f"{prefix}x", self.vars))
         self.inexact = {value: self.vars.share(f"i{value}") for value in _spoiling(self.cls, self.vars.useful)}
 
     def build(self) -> BlockProgram:
         """All constraints, then the expressions."""
         for unit in self.cls.units:
             self._choose(unit)
-        for value in range(len(self.cls.names)):
-            self._serve_slots(value)
-        for op in self.vars.useful:
-            self._run(op)
+        for way in self.ways:
+            for value in range(len(self.cls.names)):
+                self._serve_slots(way, value)
+            for op in way.useful:
+                self._run(way, op)
         self._keep_exact()
         kept = [self.vars.kept_bytes(value, self.scale) for value in range(len(self.cls.names))]
-        stages = [StageProgram(self.problem, self.vars, self.scale, stage).bytes() for stage in self.vars.stages]
+        stages = [self._stage(stage) for stage in self.vars.stages]
         return BlockProgram(self.cls, self.vars.store, self.vars.coded, pulp.lpSum(kept), stages, self._seconds())
 
     def _add(self, constraint: Constraint) -> None:
@@ -88,41 +92,41 @@ class _Builder:
         elif unit in self.vars.coded:
             self._add(self.vars.held(unit) <= 1)
 
-    def _serve_slots(self, value: int) -> None:
+    def _serve_slots(self, way: Variables, value: int) -> None:
         slots = self.cls.slots[value]
-        if slots and value in self.vars.wanted:
-            self._add(self.vars.wanted[value][slots[0]] + self.vars.held(value) >= 1)
+        if slots and value in way.wanted:
+            self._add(way.wanted[value][slots[0]] + way.held(value) >= 1)
 
-    def _run(self, op: int) -> None:
+    def _run(self, way: Variables, op: int) -> None:
         view = self.cls.ops[op]
-        for stage in self.vars.stages:
-            ran = self.vars.ran[op][stage]
-            if stage < self.vars.last:
-                self._add(ran <= self.vars.ran[op][stage + 1])
+        for stage in way.stages:
+            ran = way.ran[op][stage]
+            if stage < way.last:
+                self._add(ran <= way.ran[op][stage + 1])
             for value in sorted(set(view.inputs) - self.cls.free):
-                there = self.vars.wanted[value][stage] if value in self.vars.wanted else 0
-                self._add(ran <= there + self.vars.held(value))
+                there = way.wanted[value][stage] if value in way.wanted else 0
+                self._add(ran <= there + way.held(value))
             if len(view.outputs) > 1:
-                self._add(ran <= pulp.lpSum(self.vars.wanted[value][stage] for value in view.outputs))
+                self._add(ran <= pulp.lpSum(way.wanted[value][stage] for value in view.outputs))
             for value in view.outputs:
-                self._want(op, value, stage)
+                self._want(way, op, value, stage)
 
-    def _want(self, op: int, value: int, stage: int) -> None:
+    def _want(self, way: Variables, op: int, value: int, stage: int) -> None:
         """Nothing is wanted before its time: the runtime is lazy, so the program must not run ahead of it."""
-        wanted = self.vars.wanted[value][stage]
-        if self.vars.can_hold(value):
-            self._add(wanted <= 1 - self.vars.held(value))
+        wanted = way.wanted[value][stage]
+        if way.can_hold(value):
+            self._add(wanted <= 1 - way.held(value))
         if len(self.cls.ops[op].outputs) > 1:
-            self._add(wanted <= self.vars.ran[op][stage])
-            if stage < self.vars.last:  # what was wanted once counts at the end, where inexactness asks for it
-                self._add(wanted <= self.vars.wanted[value][stage + 1])
+            self._add(wanted <= way.ran[op][stage])
+            if stage < way.last:  # what was wanted once counts at the end, where inexactness asks for it
+                self._add(wanted <= way.wanted[value][stage + 1])
         slots = self.cls.slots[value]
         if not slots or slots[0] > stage:
-            self._add(wanted <= pulp.lpSum(self.vars.ran[reader][stage] for reader in self.vars.readers(value)))
+            self._add(wanted <= pulp.lpSum(way.ran[reader][stage] for reader in way.readers(value)))
 
     def _keep_exact(self) -> None:
         """The way back from compression, and what it must not reach; nothing is written where nothing compresses."""
-        coded = {value: sum(found) for value in self.vars.coded if (found := self.vars.compressed(value))}
+        coded = {value: sum(found) for value in self.vars.forms if (found := self.vars.compressed(value))}
         for value, compressed in coded.items():
             for needed in sorted(self.cls.inputs - self.cls.forced):
                 self._add(compressed <= self.vars.held(needed))
@@ -140,6 +144,13 @@ class _Builder:
                     self._add(self.inexact[source] + self.vars.held(value) <= 1)
 
     # expressions
+
+    def _stage(self, stage: int) -> Expression:
+        """What the block holds in a stage, whichever way it has to go."""
+        planned, *others = [StageProgram(self.problem, way, self.ways, self.scale, stage).bytes() for way in self.ways]
+        for other in others:
+            self._add(planned >= other)
+        return planned
 
     def _seconds(self) -> Expression:
         micro, unit = self.view.micro_batches, self.scale.second_unit

@@ -6,6 +6,7 @@ runs in order, and when the program is over and backward needs its working memor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulp
@@ -47,10 +48,16 @@ class _Made:
 
 
 class StageProgram:
-    """What a block holds in stage `stage`, in the solver's units."""
+    """What a block holds in stage `stage`, in the solver's units, if its values are rebuilt as `variables` say.
 
-    def __init__(self, problem: Program, variables: Variables, scale: Scale, stage: int) -> None:
+    `ways` are all the variables by which they may be: a frame holds on to what any of them reads.
+    """
+
+    def __init__(
+        self, problem: Program, variables: Variables, ways: Sequence[Variables], scale: Scale, stage: int
+    ) -> None:
         self.problem, self.vars, self.cls, self.scale, self.stage = problem, variables, variables.cls, scale, stage
+        self.ways = ways
 
     def bytes(self) -> Expression:
         """A variable: the most that is held at any moment."""
@@ -88,8 +95,8 @@ class StageProgram:
         if self.stage <= max(self.cls.slots[value], default=0):
             return self.vars.kept_bytes(value, self.scale)
         sizes = [(self.vars.store.get(value, 1), self.cls.value_bytes[value])]
-        sizes += [(variable, form.bytes) for form, variable in self.vars.coded.get(value, ())]
-        laters = [self.vars.later(reader, self.stage) for reader in self.vars.readers(value)]
+        sizes += [(variable, form.bytes) for form, variable in self.vars.forms.get(value, ())]
+        laters = [way.later(reader, self.stage) for way in self.ways for reader in way.readers(value)]
         return pulp.lpSum(
             self.scale.bytes(size)
             * self.vars.any(f"k{value}_{self.stage}_{number}", [held + later - 1 for later in laters])

@@ -17,15 +17,25 @@ Coded = tuple[Form, Expression]
 
 
 class Variables:
-    """One block's variables, added to a problem under names that begin with `prefix`."""
+    """One block's variables, added to a problem under names that begin with `prefix`.
 
-    def __init__(self, problem: Program, cls: ClassView, prefix: str) -> None:
+    With `planned` they are those of the way back, on which what is compressed counts as missing and is rebuilt exactly.
+    What is kept is decided by the variables of the planned way; `coded` are the forms that are read.
+    """
+
+    def __init__(self, problem: Program, cls: ClassView, prefix: str, planned: Variables | None = None) -> None:
         self.problem, self.cls, self.prefix = problem, cls, prefix
         self.stages = range(cls.stages)
         self.last = cls.stages - 1
         self.useful = _useful(cls)
-        self.store = {unit: self.binary(f"s{unit}") for unit in cls.units}
-        self.coded = {unit: self._forms(unit) for unit in cls.units if cls.forms[unit]}
+        if planned is None:
+            self.store = {unit: self.binary(f"s{unit}") for unit in cls.units}
+            self.forms = {unit: self._forms(unit) for unit in cls.units if cls.forms[unit]}
+            self.coded = self.forms
+        else:
+            self.store, self.forms = planned.store, planned.forms
+            plain = {unit: [each for each in forms if not _compresses(each)] for unit, forms in self.forms.items()}
+            self.coded = {unit: forms for unit, forms in plain.items() if forms}
         self.ran = {op: [self.share(f"r{op}_{stage}") for stage in self.stages] for op in self.useful}
         self.wanted = {value: self._wanted(op, value) for op in self.useful for value in cls.ops[op].outputs}
 
@@ -52,15 +62,14 @@ class Variables:
         return [self.share(f"d{value}_{stage}") for stage in self.stages]
 
     def held(self, value: int) -> Expression:
-        """1 if the value is kept in any form."""
+        """1 if the value is kept in any form that is read."""
         if value in self.store:
             return self.store[value] + sum(variable for _, variable in self.coded.get(value, ()))
         return 1 if value in self.cls.forced else 0
 
     def compressed(self, value: int) -> list[Expression]:
         """The binaries of a value's codecs."""
-        forms = self.coded.get(value, ())
-        return [variable for form, variable in forms if codec_of(form.action) is not None]
+        return [each[1] for each in self.forms.get(value, ()) if _compresses(each)]
 
     def can_hold(self, value: int) -> bool:
         """Whether the value can be kept at all."""
@@ -74,7 +83,7 @@ class Variables:
         if value in cls.free:
             return 0
         full = scale.bytes(cls.value_bytes[value]) * self.store[value]
-        return full + sum(scale.bytes(form.bytes) * variable for form, variable in self.coded.get(value, ()))
+        return full + sum(scale.bytes(form.bytes) * variable for form, variable in self.forms.get(value, ()))
 
     def readers(self, value: int) -> list[int]:
         """The ops that may run again and read the value, in order."""
@@ -100,6 +109,10 @@ class Variables:
         for case in cases:
             self.problem.addConstraint(largest >= case)
         return largest
+
+
+def _compresses(coded: Coded) -> bool:
+    return codec_of(coded[0].action) is not None
 
 
 def _useful(cls: ClassView) -> list[int]:

@@ -20,7 +20,8 @@ class StageBytes:
     """What a block holds in one stage of its backward, when it holds most: kept values, rebuilt ones, and all else.
 
     That is either while the stage's ops run again, beside what backward holds by then, or later, when what was only
-    made on the way is gone and backward needs the most working memory.
+    made on the way is gone and backward needs the most working memory. Where something is compressed, it is what the
+    stage holds if the micro-batch turns out riskier than thought and all of that is rebuilt exactly, if that is more.
     """
 
     kept: int
@@ -108,7 +109,7 @@ def block_cost(view: View, index: int, pattern: Sequence[Action]) -> BlockCost:
     ran = _program(cls, kept)
     needs = [_needs(cls, ran, value) for value in range(len(cls.names))]
     check_compression(cls, kept, ran, needs)
-    stages = tuple(_stage(cls, stage, kept, held, ran, needs) for stage in range(cls.stages))
+    stages = _stages(cls, kept, held, ran, needs)
     scale = view.micro_batches * view.recompute_scale
     seconds = scale * sum(cls.ops[op].seconds for op in sorted(ran))
     coding = sum(form.seconds for value, action in kept.items() if (form := cls.form(value, action)) is not None)
@@ -172,15 +173,44 @@ def _needs(cls: ClassView, ran: Mapping[int, int], value: int) -> list[int]:
     return [*cls.slots[value], *(ran[op] for op in cls.readers[value] if op in ran)]
 
 
-def _stage(
+def _stages(
     cls: ClassView,
-    stage: int,
     kept: Mapping[int, Action],
     held: Mapping[int, int],
     ran: Mapping[int, int],
     needs: Sequence[Sequence[int]],
+) -> tuple[StageBytes, ...]:
+    """What each stage holds, with and without what is compressed being rebuilt exactly: a frame is ready for both."""
+    exact = {value: action for value, action in kept.items() if codec_of(action) is None}
+    if len(exact) == len(kept):
+        own = [_own_bytes(held, needs, stage) for stage in range(cls.stages)]
+        return tuple(_stage(cls, stage, kept, own[stage], ran, needs) for stage in range(cls.stages))
+    back = _program(cls, exact)
+    exact_needs = [_needs(cls, back, value) for value in range(len(cls.names))]
+    either = [[*one, *other] for one, other in zip(needs, exact_needs, strict=True)]
+    stages = []
+    for stage in range(cls.stages):
+        own_bytes = _own_bytes(held, either, stage)
+        planned = _stage(cls, stage, kept, own_bytes, ran, needs)
+        exactly = _stage(cls, stage, exact, own_bytes, back, exact_needs)
+        stages.append(max(planned, exactly, key=lambda way: way.total))
+    return tuple(stages)
+
+
+def _own_bytes(held: Mapping[int, int], needs: Sequence[Sequence[int]], stage: int) -> int:
+    """What is still held in a stage of what was kept in forward."""
+    return sum(count for value, count in held.items() if stage <= max(needs[value], default=0))
+
+
+def _stage(
+    cls: ClassView,
+    stage: int,
+    kept: Mapping[int, Action],
+    own: int,
+    ran: Mapping[int, int],
+    needs: Sequence[Sequence[int]],
 ) -> StageBytes:
-    """What is held in a stage at its worst moment.
+    """What is held in a stage at its worst moment, `own` bytes of it since forward.
 
     What earlier stages have made for this one is there as long as it lasts. So is the widened or decoded copy of a
     value that is kept in another form, from the first stage that needs it to the last.
@@ -189,7 +219,6 @@ def _stage(
     coded = [value for value, action in kept.items() if action != "store" and min(needs[value], default=stage) <= stage]
     there = sum(cls.value_bytes[value] for value in (*carried, *coded) if max(needs[value], default=-1) >= stage)
     most, end = _program_bytes(cls, stage, kept, ran)
-    own = sum(count for value, count in held.items() if stage <= max(needs[value], default=0))
     rebuilding = StageBytes(own, there + most, _asked_bytes(cls, stage, kept))
     after = StageBytes(own, there + end, cls.stage_working_bytes[stage])
     return max(after, rebuilding, key=lambda moment: moment.total)

@@ -117,7 +117,7 @@ def test_off_policy_the_exact_exposure_is_seen_in_backward(train: Train, monkeyp
 
 
 def test_an_entropy_bonus_leaves_the_exposure_unknown(train: Train) -> None:
-    with pytest.warns(HiloreWarning, match="each micro-batch counts as the riskiest"):
+    with pytest.warns(HiloreWarning, match="such a micro-batch counts as the riskiest"):
         _, attachment = train(entropy_coef=0.01)
     (report,) = attachment.reports
     assert [use.frames for use in report.entries] == [0, STEPS * MICRO_BATCHES * BLOCKS]

@@ -152,6 +152,21 @@ def chain(**measured: object) -> View:
     return view_at(profile_of([graph.block_class("Layer", [0], 1)], [point]), 1)
 
 
+def test_a_frame_has_room_to_rebuild_exactly_what_it_compressed() -> None:
+    """As planned r is decoded. If it turns out riskier, p, q and r are made, and the codes of r are still there.
+
+    Then the room that backward needs has to be there for either.
+    """
+    codes = {"codec_bytes": {"int8": (0, 0, 0, 8, 0)}, "codec_seconds": {"int8": (0.0, 0.0, 0.0, 0.1, 0.0)}}
+    kept = 10 + 8 + 40
+    assert backward_of(chain(**codes), "compress:int8", "store") == (kept, 100 + 200, 50)
+    assert backward_of(chain(**codes, stage_working_bytes=(900,)), "compress:int8", "store") == (kept, 300, 900)
+    asked = {"asked_values": ((3, 4),), "asked_bytes": ((5, 60),)}
+    assert backward_of(chain(**codes, **asked), "compress:int8", "store") == (kept, 100 + 200, 5)
+    # what is rebuilt of it in any case is rebuilt of its exact values, and they of x
+    assert backward_of(chain(**codes, **asked), "compress:int8", "recompute") == (10 + 8, 100 + 200, 5)
+
+
 def backward_of(view: View, r: Action, s: Action) -> tuple[int, int, int]:
     (point,) = (p for p in timeline(view, [{"x": "store", "r": r, "s": s}]) if p.name == "backward:0:0")
     return point.kept, point.rebuilt, point.working

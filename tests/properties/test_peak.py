@@ -1,31 +1,35 @@
-"""Random blocks under random exact plans: the peak that the simulator says, against measured allocations."""
+"""Random blocks under random plans: the peak that the simulator says, against measured allocations."""
 
 from __future__ import annotations
 
 import random
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import plans
 import pytest
 import random_blocks
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from models import VOCABULARY
-from random_blocks import Model
+from random_blocks import Model, Move
 from torch import nn
 
+from hilore_plan.codecs import registry
 from hilore_plan.planner.simulate import Simulation, UnrecoverableError, simulate
 from hilore_plan.planner.timeline import View, view_at
 from hilore_plan.profiler import profile as profile_file
 from hilore_plan.profiler.peaks import measure_peak
 from hilore_plan.profiler.profile import profile_module
 from hilore_plan.profiler.step import ActorStep, MicroBatch
-from hilore_plan.runtime.attach import apply
+from hilore_plan.runtime.alarm import Alarm
+from hilore_plan.runtime.attach import Runtime, apply
+from hilore_plan.runtime.microbatch import Microbatch
 from hilore_plan.runtime.variants import Variants
 from hilore_plan.schema.plan import Action
-from hilore_plan.schema.profile import Profile
+from hilore_plan.schema.profile import BlockClass, ClassMeasure, Profile
 from hilore_plan.schema.record import Workload
 
 WORKLOAD = Workload(
@@ -105,15 +109,21 @@ def _drawn(view: View, position: int, draw: random.Random) -> Iterator[tuple[str
         yield cls.names[unit], "store" if unit in cls.forced | cls.inputs else draw.choice(fitting)
 
 
-def measured(model: Model, chosen: Sequence[dict[str, Action]], variants: Variants) -> int:
-    """The peak of an update under a plan."""
+def measured(
+    model: Model, chosen: Sequence[dict[str, Action]], variants: Variants, *, riskier: bool | None = None
+) -> int:
+    """The peak of an update under a plan; or under it as the entry of a bucket, with a riskier one above."""
     built = Headless(model.build())
     step = ActorStep(built, WORKLOAD, vocab_size=VOCABULARY, device=CPU, loss=loss)
-    with apply(built, plans.make_plan(built, chosen)) as runtime:
+    plan = plans.make_plan(built, chosen)
+    if riskier is not None:
+        plan = plans.by_exposure(plan, (1.0, 0.0, chosen), (None, 0.0, [{}] * len(chosen)))
+    with apply(built, plan) as runtime:
         runtime.variants = variants
+        announced = runtime if riskier is None else Announced(runtime, riskier=riskier)
         for _ in range(2):  # the first frames are trials
-            step.step(runtime)
-        return measure_peak(step, runtime)
+            step.step(announced)
+        return measure_peak(step, announced)
 
 
 @settings(max_examples=3, phases=(Phase.explicit, Phase.generate))  # to make one smaller would take minutes
@@ -130,6 +140,53 @@ def test_the_simulated_peak_is_the_measured_one(model: Model, seed: int) -> None
         simulation = simulate(view, chosen)
         peak = measured(model, chosen, variants)
         assert simulation.peak_bytes - unseen(view, chosen, simulation) <= peak <= simulation.peak_bytes
+
+
+@settings(max_examples=3, phases=(Phase.explicit, Phase.generate))
+@given(random_blocks.models(dtypes=(torch.float32, torch.bfloat16), waste=st.just(False)), st.integers(0, 2**16))
+@example(Model((Move("gate"), Move("rms"), Move("gate"))), 3)
+def test_what_turns_out_riskier_and_is_rebuilt_exactly_stays_below_the_simulated_peak(model: Model, seed: int) -> None:
+    view, variants = view_at(with_codes(profiled(model)), WORKLOAD.tokens), Variants()
+    for number in range(PLANS):
+        chosen = actions(view, seed + number)
+        peak = simulate(view, chosen).peak_bytes
+        assert measured(model, chosen, variants, riskier=False) <= peak
+        assert measured(model, chosen, variants, riskier=True) <= peak
+
+
+def with_codes(profile: Profile) -> Profile:
+    """The profile with int8 for all that it takes, without a calibration."""
+    codec = registry.find("int8")
+
+    def coded(cls: BlockClass, measure: ClassMeasure) -> ClassMeasure:
+        dtypes = [getattr(torch, value.dtype) for value in cls.values]
+        counts = tuple(
+            0 if codec.refuses(torch.empty(0, dtype=dtype)) else codec.bytes_for(count // dtype.itemsize, dtype)
+            for dtype, count in zip(dtypes, measure.value_bytes, strict=True)
+        )
+        return measure.model_copy(
+            update={"codec_bytes": {"int8": counts}, "codec_seconds": {"int8": (0.0,) * len(counts)}}
+        )
+
+    points = tuple(
+        point.model_copy(update={"classes": tuple(map(coded, profile.classes, point.classes))})
+        for point in profile.points
+    )
+    return profile.model_copy(update={"points": points})
+
+
+class Announced:
+    """A runtime whose micro-batches are all said to have no exposure, and turn out riskier or do not."""
+
+    def __init__(self, runtime: Runtime, *, riskier: bool) -> None:
+        self.runtime, self.riskier = runtime, riskier
+
+    @contextmanager
+    def microbatch(self, *, tokens: int, exposure: float) -> Iterator[Microbatch]:
+        with self.runtime.microbatch(tokens=tokens, exposure=0.0) as micro_batch:
+            micro_batch.alarm = Alarm()
+            micro_batch.alarm.raised = self.riskier
+            yield micro_batch
 
 
 def unseen(view: View, chosen: Sequence[dict[str, Action]], simulation: Simulation) -> int:

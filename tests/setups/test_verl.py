@@ -1,12 +1,16 @@
-"""verl's own FSDP2 engine on one rank of gloo, on a CPU: the parameters after its steps are those without a plan.
+"""verl's own FSDP2 engine and its own loss, on one rank of gloo, on a CPU.
 
-Runs where verl is installed, in an environment of its own: verl 0.9.1 asks for transformers below 5.11 and trl 0.27.
+The parameters after its steps are those without a plan, and what is predicted of a micro-batch is what backward begins
+with. Runs where verl is installed, in an environment of its own (`make verl`): verl 0.9.1 asks for transformers below
+5.11 and trl 0.27.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +20,22 @@ import torch
 from setups.distributed_setups import CASE, SIZES
 
 from hilore_plan.integrations.verl import attach_to
+from hilore_plan.integrations.verl_exposure import MODES
+from hilore_plan.runtime.block import HiloreWarning
+from hilore_plan.runtime.meter import LEAST, Meter
+from hilore_plan.runtime.microbatch import Microbatch
+from hilore_plan.runtime.report import Report
 
 pytestmark = [
     pytest.mark.setups,
     pytest.mark.skipif(
-        importlib.util.find_spec("verl") is None, reason="needs verl: pip install 'hilore-plan[verl]' in a fresh venv"
+        importlib.util.find_spec("verl") is None, reason="needs verl in an environment of its own: make verl"
     ),
     pytest.mark.filterwarnings("ignore"),  # verl's own
 ]
 LENGTHS = (7, 9, 5, 8)
+PROMPT = 3
+ADVANTAGES = (0.0, 0.0, 1.5, -0.5)  # rows of the first micro-batch are without signal
 STEPS, ROWS = 2, 2
 
 
@@ -86,16 +97,29 @@ def make_data(step: int, *, unpadded: bool) -> Any:
     from tensordict import TensorDict
     from verl.utils import tensordict_utils
 
-    def nested(rows: list[torch.Tensor]) -> torch.Tensor:
-        return torch.nested.nested_tensor(rows, layout=torch.jagged)
+    def nested(rows: Iterable[torch.Tensor]) -> torch.Tensor:
+        return torch.nested.nested_tensor(list(rows), layout=torch.jagged)
 
+    draw = torch.Generator().manual_seed(step)
+    ids = [torch.arange(3 + step, 3 + step + length) for length in LENGTHS]
+    responses = [length - PROMPT for length in LENGTHS]
     columns = {
-        "input_ids": nested([torch.arange(3 + step, 3 + step + length) for length in LENGTHS]),
-        "position_ids": nested([torch.arange(length) for length in LENGTHS]),
-        "loss_mask": nested([torch.ones(length) for length in LENGTHS]),
+        "input_ids": nested(ids),
+        "position_ids": nested(torch.arange(length) for length in LENGTHS),
+        "loss_mask": nested(torch.ones(length) for length in LENGTHS),
+        "prompts": nested(row[:PROMPT] for row in ids),
+        "responses": nested(row[PROMPT:] for row in ids),
+        "response_mask": nested(torch.ones(length, dtype=torch.int64) for length in responses),
+        "advantages": nested(
+            torch.full((length,), advantage) for length, advantage in zip(responses, ADVANTAGES, strict=True)
+        ),
+        "old_log_probs": nested(-3 - torch.rand(length, generator=draw) for length in responses),
+        "rollout_is_weights": nested(0.5 + torch.rand(length, generator=draw) for length in responses),
+        "ref_log_prob": nested(-3 - torch.rand(length, generator=draw) for length in responses),
     }
     data = TensorDict(columns, batch_size=len(LENGTHS))
-    settings = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": ROWS, "temperature": 1.0}
+    settings: dict[str, Any] = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": ROWS, "temperature": 1.0}
+    settings["global_batch_size"] = len(LENGTHS)
     tensordict_utils.assign_non_tensor(data, **settings, use_remove_padding=unpadded, use_fused_kernels=False)
     return data
 
@@ -105,10 +129,15 @@ def loss(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tens
     return (logps * torch.cos(torch.arange(logps.numel()) * 1.7)).sum() / 10, {}
 
 
-def train(engine: Any, *, unpadded: bool) -> dict[str, torch.Tensor]:
+def train(
+    engine: Any, *, unpadded: bool, loss_function: Any = loss, on_policy: bool = False
+) -> dict[str, torch.Tensor]:
     with engine.train_mode():
         for step in range(STEPS):
-            engine.train_batch(make_data(step, unpadded=unpadded), loss)
+            data = make_data(step, unpadded=unpadded)
+            if on_policy:
+                data["old_log_probs"] = log_probs(engine, data)
+            engine.train_batch(data, loss_function)
     with engine.eval_mode(), torch.no_grad():
         engine.infer_batch(make_data(0, unpadded=unpadded), loss)
     return {name: parameter.full_tensor() for name, parameter in engine.module.named_parameters()}
@@ -149,3 +178,123 @@ def as_bf16(plan: Any) -> Any:
         for kind in plan.classes
     )
     return plan.model_copy(update={"classes": classes})
+
+
+def log_probs(engine: Any, data: Any) -> torch.Tensor:
+    """The policy's own, as the trainer has them computed before the update: of responses, `[B, response]`."""
+    found: list[torch.Tensor] = []
+
+    def keep(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
+        found.extend(model_output["log_probs"].unbind())
+        return torch.zeros(()), {}
+
+    with torch.no_grad():
+        engine.forward_backward_batch(data.clone(), keep, forward_only=True)
+    return torch.nested.nested_tensor([row[PROMPT - 1 : -1] for row in found], layout=torch.jagged)
+
+
+def policy_loss(mode: str = "vanilla", **settings: Any) -> Any:
+    """verl's loss, as its worker makes it."""
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    config = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=2,
+        ppo_micro_batch_size_per_gpu=ROWS,
+        policy_loss=PolicyLossConfig(loss_mode=mode, dro_beta=0.1),
+        **settings,
+    )
+    return partial(ppo_loss, config=config)
+
+
+@pytest.fixture
+def pairs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """Pairs of exposures: as predicted, and as backward began."""
+    found: list[tuple[float, float]] = []
+    settle = Microbatch._settle
+
+    def record(micro_batch: Microbatch, exact: float) -> None:
+        assert micro_batch.absolute is not None
+        found.append((micro_batch.absolute, exact))
+        settle(micro_batch, exact)
+
+    monkeypatch.setattr(Microbatch, "_settle", record)
+    return found
+
+
+def two_buckets(model: torch.nn.Module) -> Any:
+    """Everything compressed up to the mean exposure, everything recomputed above."""
+    blocks = SIZES["num_hidden_layers"]
+    compressed = [{"mlp.gate_proj": "compress:int8", "mlp.up_proj": "compress:int8"}] * blocks
+    return plans.by_exposure(plans.make_plan(model), (1.0, 0.01, compressed), (None, 0.0, [{}] * blocks))
+
+
+def train_by_exposure(folder: Path, *, mean: float, **settings: Any) -> Report:
+    """Trains under a plan with two buckets of exposure, with a mean as if it had gone on for a while."""
+    from verl.workers.engine import FSDPEngineWithLMHead
+
+    engine = make_engine(folder, "fsdp2", unpadded=True, precision="fp32", lora=0)
+    attachment = attach_to(FSDPEngineWithLMHead, two_buckets(engine.module))
+    try:
+        attachment.runtime_of(engine).meter = Meter(seen=LEAST, mean=mean)
+        train(engine, unpadded=True, **settings)
+        (report,) = attachment.reports
+    finally:
+        attachment.undo()
+    return report
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_on_policy_the_prediction_is_exact(model_folder: Path, pairs: list[tuple[float, float]], mode: str) -> None:
+    train_by_exposure(model_folder, mean=1.0, loss_function=policy_loss(mode), on_policy=True)
+    assert len(pairs) == STEPS * len(LENGTHS) // ROWS
+    assert all(math.isclose(predicted, exact, rel_tol=1e-4) for predicted, exact in pairs)
+    assert [predicted > 0 for predicted, _ in pairs] == [False, True] * STEPS
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss_agg_mode": "token-sum"},
+        {"loss_agg_mode": "seq-mean-token-sum"},
+        {"loss_agg_mode": "seq-mean-token-mean"},
+        {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 100},
+        {"use_kl_loss": True, "kl_loss_coef": 0.1},
+    ],
+    ids=lambda settings: "-".join(str(value) for value in settings.values()),
+)
+def test_so_it_is_however_the_loss_is_put_together(
+    model_folder: Path, pairs: list[tuple[float, float]], settings: dict[str, Any]
+) -> None:
+    train_by_exposure(model_folder, mean=1.0, loss_function=policy_loss(**settings), on_policy=True)
+    assert len(pairs) == STEPS * len(LENGTHS) // ROWS
+    assert all(math.isclose(predicted, exact, rel_tol=1e-4) for predicted, exact in pairs)
+    assert all(predicted > 0 for predicted, _ in pairs) == ("use_kl_loss" in settings)
+
+
+def test_each_micro_batch_gets_the_entry_of_its_exposure(model_folder: Path) -> None:
+    report = train_by_exposure(model_folder, mean=1e-3, loss_function=policy_loss(), on_policy=True)
+    frames = STEPS * SIZES["num_hidden_layers"]
+    assert [use.frames for use in report.entries] == [frames, frames]
+    assert report.escalations == 0
+
+
+def test_one_that_turns_out_riskier_is_rebuilt_exactly(model_folder: Path) -> None:
+    """DRO pulls towards the old log-probs: before forward, rows without an advantage seem to be without signal."""
+    report = train_by_exposure(model_folder, mean=1e-6, loss_function=policy_loss("dro"))
+    assert report.escalations > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: loss, "loss is not verl's ppo_loss"),
+        (lambda: policy_loss("clip_cov"), "the loss mode clip_cov is none of vanilla"),
+        (lambda: policy_loss(entropy_coeff=0.01), "an entropy bonus does not pass through"),
+    ],
+)
+def test_a_loss_that_is_not_known_counts_as_the_riskiest(model_folder: Path, make: Any, why: str) -> None:
+    with pytest.warns(HiloreWarning, match=why):
+        report = train_by_exposure(model_folder, mean=1.0, loss_function=make())
+    assert report.entries[0].frames == 0
