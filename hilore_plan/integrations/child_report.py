@@ -9,6 +9,7 @@ import atexit
 import json
 import os
 import sys
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,29 @@ CHECK_EVERY = "HILORE_CHECK_EVERY"
 REGROUP = "HILORE_REGROUP"
 
 
-def report_on(attachment: Attachment | EngineAttachment, target: str) -> None:
-    """Tells the launcher, if there is one, what becomes of a plan that has been put into `target`."""
-    if REPORTS in os.environ:
-        report = ChildReport(Path(os.environ[REPORTS]))
-        report.follow(attachment, target)
-        atexit.register(report.write)
+def child_report() -> ChildReport | None:
+    """The report of this process, written once more at its end; None if no launcher has started it."""
+    if REPORTS not in os.environ:
+        return None
+    report = ChildReport(Path(os.environ[REPORTS]))
+    atexit.register(report.write)
+    return report
+
+
+def stop_on_error(trainer_class: Any, method: str, report: ChildReport) -> None:
+    """Ends the process quietly on an error that hilore raises on purpose: the launcher is the one that shows it."""
+    from hilore_plan.errors import HiloreError
+
+    planned = getattr(trainer_class, method)
+
+    @wraps(planned)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return planned(self, *args, **kwargs)
+        except HiloreError as error:
+            report.stop(error)
+
+    setattr(trainer_class, method, guarded)
 
 
 class ChildReport:

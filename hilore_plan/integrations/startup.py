@@ -7,17 +7,14 @@ which torchrun and accelerate pass on to their workers.
 
 from __future__ import annotations
 
-import atexit
-import os
 import sys
-from functools import partial, wraps
+from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
-from pathlib import Path
 from typing import Any
 
 from hilore_plan.integrations.after_import import after_import
-from hilore_plan.integrations.child_report import REPORTS, ChildReport
+from hilore_plan.integrations.child_report import ChildReport, child_report, stop_on_error
 from hilore_plan.integrations.trl_trainers import TRAINERS, loss_method
 
 
@@ -51,9 +48,9 @@ class _Installer:
     def install(self, module: str) -> None:
         """Called when the module of a known trainer has been imported."""
         if self._report is None:
-            self._report = ChildReport(Path(os.environ[REPORTS]))
-            atexit.register(self._report.write)
-        self._put_into(getattr(sys.modules[module], TRAINERS[module]), self._report)
+            self._report = child_report()
+        if self._report is not None:
+            self._put_into(getattr(sys.modules[module], TRAINERS[module]), self._report)
 
     def _put_into(self, trainer_class: Any, report: ChildReport) -> None:
         report.trainers.append(trainer_class.__name__)
@@ -65,20 +62,4 @@ class _Installer:
         except HiloreError as error:
             report.stop(error)
         for method in (loss_method(trainer_class), *report.other_methods):
-            _stop_on_error(trainer_class, method, report)
-
-
-def _stop_on_error(trainer_class: Any, method: str, report: ChildReport) -> None:
-    """Ends the process quietly on an error that hilore raises on purpose: the launcher is the one that shows it."""
-    from hilore_plan.errors import HiloreError
-
-    planned = getattr(trainer_class, method)
-
-    @wraps(planned)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return planned(self, *args, **kwargs)
-        except HiloreError as error:
-            report.stop(error)
-
-    setattr(trainer_class, method, guarded)
+            stop_on_error(trainer_class, method, report)

@@ -10,7 +10,7 @@ import os
 import sys
 
 from hilore_plan.integrations.after_import import after_import
-from hilore_plan.integrations.child_report import PLAN, report_on
+from hilore_plan.integrations.child_report import CHECK_EVERY, PLAN, REGROUP, child_report, stop_on_error
 
 MODULE = "verl.workers.engine.fsdp.transformer_impl"
 ENGINE = "FSDPEngineWithLMHead"
@@ -23,10 +23,41 @@ def wait() -> None:
 
 
 def install() -> None:
-    """Put the plan of the environment into verl's engine; under `hilore apply`, report on it."""
-    from hilore_plan.integrations.verl import attach_to
+    """Put the plan of the environment into verl's engine; under `hilore apply`, report on it.
 
-    report_on(attach_to(getattr(sys.modules[MODULE], ENGINE), os.environ[PLAN]), ENGINE)
+    Raises:
+        HiloreError: the plan cannot be read, or something is asked for that only TRL's trainers do. Under
+            `hilore apply` the launcher says so instead, and this process ends.
+    """
+    from hilore_plan.errors import HiloreError
+    from hilore_plan.integrations.verl import METHOD, attach_to
+
+    report = child_report()
+    engine = getattr(sys.modules[MODULE], ENGINE)
+    try:
+        _refuse_the_rest()
+        attachment = attach_to(engine, os.environ[PLAN])
+    except HiloreError as error:
+        if report is None:
+            raise
+        report.stop(error)
+    if report is not None:
+        report.follow(attachment, ENGINE)
+        stop_on_error(engine, METHOD, report)
+
+
+def _refuse_the_rest() -> None:
+    """Refuses what the launcher was asked for and an engine cannot do: its parameters are sharded, its rows its own."""
+    from hilore_plan.errors import RefusedError
+
+    words = os.environ.get(REGROUP, "").split(",")
+    asked = {
+        "--check-every": os.environ.get(CHECK_EVERY, "0") != "0",
+        "--regroup": "rows" in words,
+        "--leave-out-silent": "silent" in words,
+    }
+    for option in (option for option, wanted in asked.items() if wanted):
+        raise RefusedError(f"{option} is for TRL's trainers; verl's {ENGINE} does not know it", f"leave out {option}")
 
 
 wait()

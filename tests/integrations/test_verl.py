@@ -134,6 +134,30 @@ def test_hilore_apply_puts_the_plan_into_the_engine(
     assert "6 block forwards under the plan" in err
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"check_every": 2}, "--check-every is for TRL's trainers"),
+        ({"regroup": ["rows"]}, "--regroup is for TRL's trainers"),
+        ({"regroup": ["silent"]}, "--leave-out-silent is for TRL's trainers"),
+    ],
+)
+def test_what_only_trainers_do_is_refused(
+    script: Callable[[str], list[str]], tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RefusedError, match=said):
+        launch(tmp_path / "plan.json", script(""), **options)
+
+
+def test_another_model_is_told_by_the_launcher(
+    script: Callable[[str], list[str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save_plan(FAMILIES["gpt2"].build(), tmp_path / "plan.json")
+    with pytest.raises(PlanMismatchError, match="the plan is for GPT2LMHeadModel"):
+        launch(tmp_path / "plan.json", script(""))
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("planned", [True, False])
 def test_the_plug_in_alone_does_so_where_the_environment_names_a_plan(
     script: Callable[[str], list[str]], tmp_path: Path, planned: bool
