@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from hilore_plan.runtime.frame import Owner
+from hilore_plan.runtime.frame import Owner, Stage
 
 
 class Alarm:
@@ -20,28 +22,52 @@ class Alarm:
         self.raised = False
 
 
-class Careful:
-    """An owner with a way out: once the alarm is raised, slots are rebuilt exactly and what was compressed is ignored.
+class Ways:
+    """The two ways in which a frame's values come back: as planned, and exactly.
 
-    The alarm is raised before backward reaches a block, if ever, so the way out is forgotten at the first request.
+    The alarm is raised before backward reaches a block, if ever, so the first request decides for the whole frame, and
+    what only the other way would have read is let go of.
     """
 
-    __slots__ = ("alarm", "exact", "owner")
+    __slots__ = ("_alarm", "_exact", "_exactly", "_planned")
 
-    def __init__(self, owner: Owner, exact: Owner, alarm: Alarm) -> None:
+    def __init__(self, alarm: Alarm, planned: Sequence[Stage | None], exact: Sequence[Stage | None]) -> None:
+        self._alarm = alarm
+        self._planned = planned
+        self._exact = exact
+        self._exactly: bool | None = None
+
+    def exactly(self) -> bool:
+        """Whether it is the exact one."""
+        if self._exactly is None and not self._alarm.open:
+            self._exactly = self._alarm.raised  # R11
+            for stage in self._planned if self._exactly else self._exact:
+                if stage is not None:
+                    stage.let_go()
+            self._planned = self._exact = ()  # R5
+        return self._alarm.raised if self._exactly is None else self._exactly
+
+    @property
+    def decided(self) -> bool:
+        """Whether it stays so."""
+        return self._exactly is not None
+
+
+class Careful:
+    """An owner with a way out, for when the alarm is raised: then what was compressed is ignored."""
+
+    __slots__ = ("_ways", "exact", "owner")
+
+    def __init__(self, owner: Owner, exact: Owner, ways: Ways) -> None:
         self.owner: Owner | None = owner
         self.exact: Owner | None = exact
-        self.alarm = alarm
+        self._ways = ways
 
     def take(self, slot: int) -> torch.Tensor:
         """See `Owner.take`."""
-        if self.owner is not None and self.exact is not None:
-            if self.alarm.open:
-                return (self.exact if self.alarm.raised else self.owner).take(slot)
-            if self.alarm.raised:  # R11
-                self.owner = None  # R5
-            else:
-                self.exact = None
-        chosen = self.owner or self.exact
+        exactly = self._ways.exactly()
+        chosen = self.exact if exactly else self.owner
+        if self._ways.decided:
+            self.owner, self.exact = (None, chosen) if exactly else (chosen, None)  # R5
         assert chosen is not None
         return chosen.take(slot)

@@ -32,6 +32,12 @@ def live_frames() -> int:
     return len(_live)
 
 
+def graph_is_retained() -> bool:
+    """Whether what runs now may run again: a backward with `retain_graph`, or no backward at all."""
+    retained: bool = torch._C._autograd._get_current_graph_task_keep_graph()
+    return retained
+
+
 class Owner(Protocol):
     """Who gives a handle its tensor when backward asks."""
 
@@ -55,6 +61,17 @@ class Handle:
         self.tensor = None
         self.owner = owner
 
+    def take(self) -> torch.Tensor:
+        """The tensor from the owner, for good if the graph is not retained: this handle goes with the node that asks.
+
+        Until then it may ask again, and what the owner's program reads is gone by then.
+        """
+        assert self.owner is not None
+        tensor = self.owner.take(self.slot)
+        if not graph_is_retained():
+            self.tensor, self.version, self.owner = tensor, tensor._version, None
+        return tensor
+
 
 def unpack(handle: Handle) -> torch.Tensor:
     """The unpack hook: the saved tensor, bit for bit.
@@ -64,8 +81,7 @@ def unpack(handle: Handle) -> torch.Tensor:
     """
     tensor = handle.tensor
     if tensor is None:
-        assert handle.owner is not None
-        return handle.owner.take(handle.slot)
+        return handle.take()
     if tensor._version != handle.version:  # R2
         raise changed_in_place(f"saved tensor {handle.slot} of shape {list(tensor.shape)}")
     return tensor
@@ -80,7 +96,11 @@ class Clock:
 
 
 class Stage:
-    """One stage of a frame: rebuilds its slots when the first of them is asked for."""
+    """One stage of a frame: rebuilds its slots when the first of them is asked for.
+
+    Once it has done so for a graph that is not retained, it is spent: what its program read is let go of. A kept value
+    then lives as long as without a plan, and an argument that was kept for the program alone no longer.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -94,6 +114,7 @@ class Stage:
         "program",
         "sizes",
         "sources",
+        "spent",
         "state",
         "values",
     )
@@ -119,6 +140,7 @@ class Stage:
         self.values: dict[int, torch.Tensor] = {}
         self.previous: Stage | None = None
         self.following: weakref.ref[Stage] | None = None
+        self.spent = False
         _live.add(self)
 
     def follow(self, previous: Stage) -> None:
@@ -134,6 +156,8 @@ class Stage:
         """
         if slot not in self.values:
             self.rebuild()
+        if self.spent and graph_is_retained():
+            return self.values[slot]
         return self.values.pop(slot)  # R5
 
     def rebuild(self) -> None:
@@ -152,6 +176,13 @@ class Stage:
         self.clock.seconds += perf_counter() - started
         self.clock.runs += 1
         self._receive(results)
+        if not graph_is_retained():
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Nothing will be rebuilt here any more."""
+        self.sources, self.carried, self.previous = (), {}, None  # R5
+        self.spent = True
 
     def _receive(self, results: tuple[torch.Tensor, ...]) -> None:
         program = self.program

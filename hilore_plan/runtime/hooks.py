@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from hilore_plan.errors import RecoveryError
-from hilore_plan.runtime.alarm import Alarm, Careful
+from hilore_plan.runtime.alarm import Alarm, Careful, Ways
 from hilore_plan.runtime.frame import Clock, Handle, Owner, Stage, same_strides
 from hilore_plan.runtime.kept import Compressed, Kept, Narrowed, Source
 from hilore_plan.runtime.recipe import Layout, Recipe, Treatment
@@ -28,7 +28,7 @@ class Packer:
         alarm: what makes the frame ignore what it compressed.
     """
 
-    __slots__ = ("_alarm", "_careful", "_exact", "_layout", "_next", "_recipe", "_rules", "_sources", "_stages")
+    __slots__ = ("_careful", "_exact", "_layout", "_next", "_recipe", "_rules", "_sources", "_stages", "_ways")
 
     def __init__(
         self,
@@ -44,11 +44,12 @@ class Packer:
         self._layout = layout
         self._rules = recipe.rules
         self._stages = _new_stages(recipe, layout, state, clock)
-        self._alarm = alarm
+        self._ways: Ways | None = None
         self._exact: list[Stage | None] = []
         self._careful: dict[tuple[Owner, int], Careful] = {}
         if alarm is not None and recipe.exact is not None:
             self._exact = _new_stages(recipe.exact, recipe.exact.layout(shapes), state, clock)
+            self._ways = Ways(alarm, self._stages, self._exact)
         self._sources: dict[int, Source] = {
             value: Kept(tensors[place], layout.values[value]) for value, place in recipe.read_inputs.items()
         }
@@ -107,13 +108,13 @@ class Packer:
 
     def _or_exactly(self, owner: Owner | None, stage: int) -> Owner | None:
         """The owner, with the exact stage as its way out where there is one."""
-        if not self._exact or self._alarm is None or owner is None:
+        if self._ways is None or owner is None:
             return owner
         careful = self._careful.get((owner, stage))
         if careful is None:
             exact = self._exact[stage]
             assert exact is not None
-            careful = self._careful[owner, stage] = Careful(owner, exact, self._alarm)
+            careful = self._careful[owner, stage] = Careful(owner, exact, self._ways)
         return careful
 
     def seal(self) -> None:
@@ -133,7 +134,7 @@ class Packer:
 
     def _let_go(self) -> None:
         """Own nothing any more: torch 2.13 keeps the pack hook, and so this, as long as any saved tensor."""
-        self._stages, self._exact = [], []  # R5
+        self._stages, self._exact, self._ways = [], [], None  # R5
         self._sources = {}
         self._careful = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import plans
@@ -16,7 +17,7 @@ from hilore_plan.errors import UsageError
 from hilore_plan.runtime.alarm import Careful
 from hilore_plan.runtime.attach import Runtime
 from hilore_plan.runtime.block import HiloreWarning
-from hilore_plan.runtime.frame import live_frames
+from hilore_plan.runtime.frame import Handle, Stage, live_frames, unpack
 from hilore_plan.runtime.kept import Compressed
 from hilore_plan.runtime.meter import LEAST, WINDOW, Meter
 from hilore_plan.runtime.recipe import Recipe
@@ -110,6 +111,37 @@ def test_r11_a_riskier_micro_batch_is_rebuilt_exactly(attach: Attach, case: Case
     assert runtime.report().escalations == 2
     assert runtime.report().expected_error == 0.0
     assert live_frames() == 0
+
+
+@pytest.mark.parametrize("raised", [False, True], ids=["as planned", "exactly"])
+def test_r11_the_first_request_lets_go_of_what_only_the_other_way_reads(
+    raised: bool, attach: Attach, handles: HandleLog
+) -> None:
+    model = LLAMA.build()
+    low = {"mlp.gate_proj": "compress:int8", "mlp.up_proj": "compress:int8"}  # the rest is rebuilt, in stages
+    plan = plans.make_plan(model)
+    runtime = attach(model, plans.by_exposure(plan, (EDGE, 0.01, [low] * 3), (None, 0.0, [{}] * 3), limit=0.015))
+    warm_up(LLAMA, model)
+    handles.clear()
+    with runtime.microbatch(exposure=0.0) as micro_batch:
+        loss = LLAMA.loss(model, LLAMA.make_inputs(2, 9, seed=0))
+    frames = [handle for handle in handles.handles if isinstance(handle.owner, Careful)]
+    last = frames[-len(frames) // 3 :]
+    ways = {True: stages_of(last, exact=True), False: stages_of(last, exact=False)}
+    assert ways[True]
+    assert ways[False]
+    assert micro_batch.alarm is not None
+    micro_batch.alarm.raised = raised
+    unpack(last[-1])
+    assert all(stage.spent and not stage.sources for stage in ways[not raised])
+    assert not any(stage.spent for stage in ways[raised])
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def stages_of(handles: Sequence[Handle], *, exact: bool) -> set[Stage]:
+    """The stages of one of a frame's two ways."""
+    owners = [handle.owner for handle in handles if isinstance(handle.owner, Careful)]
+    return {way for owner in owners if isinstance(way := owner.exact if exact else owner.owner, Stage)}
 
 
 def test_the_very_first_frame_can_be_rebuilt_exactly(attach: Attach) -> None:

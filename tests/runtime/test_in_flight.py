@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import plans
 import pytest
 import torch
-from models import MODELS
+from models import MODELS, WIDTH
 from runtime.rig import LLAMA, PLAIN, Attach, Gradients, assert_bit_equal, warm_up
 from torch import nn
 
@@ -82,6 +84,73 @@ def test_backward_of_a_part_and_then_of_all(planned: nn.Module) -> None:
         assert torch.equal(partial, weight.grad)
 
     assert_same(use, planned)
+
+
+class AsksTwice(torch.autograd.Function):
+    """Its backward gets at what it saved in two goes, and uses the one after the other is there."""
+
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(one, other)
+        return one * other
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        one = ctx.saved_tensors[0]
+        other = ctx.saved_tensors[1]
+        return grad * other, grad * one
+
+
+class TwoBranches(nn.Module):
+    """Two ways from the same argument, with nothing in common that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        left, right = torch.tanh(self.left(x)), torch.tanh(self.right(x))
+        return AsksTwice.apply(left, left.exp()), AsksTwice.apply(right, right.exp())
+
+
+class Branches(nn.Module):
+    """One such block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([TwoBranches()])
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        left, right = self.layers[0](x)
+        return left.sum(), right.sum()
+
+
+@pytest.mark.parametrize("retained", [(False, True, True, False), (True, False, True, False)], ids=str)
+def test_backward_through_one_part_of_a_block_and_then_again_and_again_through_the_other(
+    retained: Sequence[bool], attach: Attach
+) -> None:
+    """The first backward leaves nothing to rebuild from if its graph was not retained; what it made is still there."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Branches()
+        x = torch.randn(3, 5, WIDTH)
+    reference = copy.deepcopy(model)
+    attach(model, plans.make_plan(model, blocks=["layers.0"]), blocks=["layers.0"])
+    for _ in range(2):
+        found = []
+        for each in (model, reference):
+            each.zero_grad(set_to_none=True)
+            left, right = each(x)
+            left.backward(retain_graph=retained[0])
+            for retain in retained[1:]:
+                right.backward(retain_graph=retain)
+                if not retain:
+                    break
+            found.append({name: p.grad.clone() for name, p in each.named_parameters() if p.grad is not None})
+        assert len(found[0]) == 4
+        assert_bit_equal(*found)
+    del left, right
+    assert live_frames() == 0
 
 
 def test_a_block_that_runs_twice_in_one_forward(attach: Attach) -> None:
