@@ -281,6 +281,20 @@ def _asked(draw: st.DrawFn, graph: Graph, stages: int) -> dict[str, object]:
     return {
         "asked_values": values,
         "asked_bytes": tuple(tuple(draw(st.integers(0, 60)) for _ in each) for each in values),
+        "asked_peaks": tuple(tuple(draw(st.integers(0, 60)) for _ in range(len(each) + 1)) for each in values),
+    }
+
+
+@st.composite
+def _run(draw: st.DrawFn, graph: Graph) -> dict[str, object]:
+    """In which order forward saves its slots' values and lets go of some of them; or nothing of that."""
+    if draw(st.booleans()):
+        return {}
+    slots = [number for number, value in enumerate(graph.values) if value.slot_stages]
+    values = draw(st.permutations([*slots, *(value for value in slots if draw(st.booleans()))]))
+    return {
+        "forward_values": tuple(values),
+        "forward_peaks": tuple(draw(st.integers(0, 60)) for _ in range(len(values) + 1)),
     }
 
 
@@ -305,6 +319,7 @@ def small_profiles(draw: st.DrawFn, max_blocks: int = 3, max_ops: int = 5) -> Pr
                 "op_working_bytes": tuple(draw(st.sampled_from((0, 0, 9, 30))) for _ in graph.ops),
                 "forward_working_bytes": draw(size),
                 **draw(_asked(graph, stages)),
+                **draw(_run(graph)),
             }
         )
         for graph in graphs

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hilore_plan.planner.between import Between
+from hilore_plan.planner.forward import ForwardView, forward_view
+from hilore_plan.planner.requests import StageView, stage_views
 from hilore_plan.schema.plan import Action, compressed
 from hilore_plan.schema.profile import BlockClass, ClassMeasure, Point
 
@@ -46,8 +48,8 @@ class ClassView:
     `free` values (parameters, shared inputs) are there whatever the plan does; `inputs` are the others that come from
     outside. `units` are the values that a plan decides on. `forced` ones cannot be rebuilt (slots that are inputs, or
     made by ops that cannot run again): they are stored, or cast where they have that form. `forms` are all ways but
-    `store` in which a value can be kept. `asked` has, by stage, its slots' values in the order in which backward asks
-    for them, each with the bytes that backward then holds beyond the stage's values; no stages if nobody measured it.
+    `store` in which a value can be kept. `backward` has, by stage, what backward holds beside them,
+    `forward` what forward does; if that is not known, it is `forward_working_bytes` beside what is kept of the block.
     """
 
     name: str
@@ -64,9 +66,9 @@ class ClassView:
     units: tuple[int, ...]
     forced: frozenset[int]
     ops: tuple[OpView, ...]
-    stage_working_bytes: tuple[int, ...]
+    backward: tuple[StageView, ...]
     forward_working_bytes: int
-    asked: tuple[tuple[tuple[int, int], ...], ...] = ()
+    forward: ForwardView | None
 
     def form(self, value: int, action: Action) -> Form | None:
         """The form that an action keeps a value in; None if it has no such form."""
@@ -100,9 +102,9 @@ def class_view(cls: BlockClass, between: Between, index: int) -> ClassView:
             OpView(op.name, op.inputs, op.outputs, op.recomputable, cost, op.exact_inputs, working)
             for op, cost, working in zip(cls.ops, seconds, _op_working_bytes(cls, between, index), strict=True)
         ),
-        stage_working_bytes=between.counts(lambda point: point.classes[index].stage_working_bytes),
+        backward=stage_views(cls, between, index),
         forward_working_bytes=between.count(lambda point: point.classes[index].forward_working_bytes),
-        asked=_asked(between, index),
+        forward=forward_view(cls, between, index),
     )
 
 
@@ -110,16 +112,6 @@ def _op_working_bytes(cls: BlockClass, between: Between, index: int) -> tuple[in
     if not all(point.classes[index].op_working_bytes for point in (between.low, between.high)):
         return (0,) * len(cls.ops)
     return between.counts(lambda point: point.classes[index].op_working_bytes)
-
-
-def _asked(between: Between, index: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    low, high = between.low.classes[index], between.high.classes[index]
-    if low.asked_values != high.asked_values:
-        return ()
-    return tuple(
-        tuple(zip(values, between.counts(lambda point, s=stage: point.classes[index].asked_bytes[s]), strict=True))  # type: ignore[misc]
-        for stage, values in enumerate(low.asked_values)
-    )
 
 
 def _free(cls: BlockClass) -> frozenset[int]:

@@ -35,8 +35,7 @@ def choose(rooms: Rooms, price: Price, pools: Sequence[Sequence[Column]], bands:
     fronts = [[_State(0, 0.0, 0, 0)]]
     for place, pool in enumerate(pools):
         seconds = [price.seconds(place, candidate) for candidate in pool]
-        after = min(rooms.forward[place], rooms.head)
-        front = _extended(fronts[-1], pool, seconds, rooms.backward[place], after)
+        front = _extended(fronts[-1], pool, seconds, rooms, place)
         if not front:
             return None
         fronts.append(_thinned(front, bands))
@@ -44,18 +43,18 @@ def choose(rooms: Rooms, price: Price, pools: Sequence[Sequence[Column]], bands:
 
 
 def _extended(
-    front: Sequence[_State], pool: Sequence[Column], costs: Sequence[float], backward: int, after: int
+    front: Sequence[_State], pool: Sequence[Column], costs: Sequence[float], rooms: Rooms, place: int
 ) -> list[_State]:
     """The front with one block more: bytes ascend and seconds descend."""
     sizes = [
-        (number, found.cost.kept_bytes, max(stage.total for stage in found.cost.stages), seconds)
+        (number, found.cost.kept_bytes, rooms.slack(found.cost, place), seconds)
         for number, (found, seconds) in enumerate(zip(pool, costs, strict=True))
     ]
     states = [
         _State(state.kept + kept, state.seconds + seconds, parent, number)
         for parent, state in enumerate(front)
-        for number, kept, held, seconds in sizes
-        if state.kept + held <= backward and state.kept + kept <= after
+        for number, kept, before, seconds in sizes
+        if state.kept <= before and state.kept + kept <= rooms.head
     ]
     states.sort()
     best, fastest = [], float("inf")

@@ -9,6 +9,7 @@ from itertools import product
 import pulp
 
 from hilore_plan.planner.block_view import ClassView
+from hilore_plan.planner.ilp_common import add_common
 from hilore_plan.planner.ilp_solver import Constraint, Expression, Program, Scale
 from hilore_plan.planner.ilp_stage import StageProgram
 from hilore_plan.planner.ilp_variables import Coded, Variables
@@ -21,13 +22,16 @@ CERTAIN = 0.5  # solvers give binaries to within a tolerance
 
 @dataclass(frozen=True)
 class BlockProgram:
-    """The variables of one block, and its bytes and seconds as expressions of them in the solver's units."""
+    """The variables of one block, and its bytes and seconds as expressions of them in the solver's units.
+
+    `held` are the bytes in forward, and in each stage of backward.
+    """
 
     cls: ClassView
     store: dict[int, Expression]
     coded: dict[int, list[Coded]]
     kept: Expression
-    stages: list[Expression]
+    held: list[Expression]
     seconds: Expression
 
     def pattern(self) -> Pattern:
@@ -77,9 +81,9 @@ class _Builder:
             for op in way.useful:
                 self._run(way, op)
         self._keep_exact()
-        kept = [self.vars.kept_bytes(value, self.scale) for value in range(len(self.cls.names))]
-        stages = [self._stage(stage) for stage in self.vars.stages]
-        return BlockProgram(self.cls, self.vars.store, self.vars.coded, pulp.lpSum(kept), stages, self._seconds())
+        kept = pulp.lpSum(self.vars.kept_bytes(value, self.scale) for value in range(len(self.cls.names)))
+        held = [self._forward(kept), *(self._stage(stage) for stage in self.vars.stages)]
+        return BlockProgram(self.cls, self.vars.store, self.vars.coded, kept, held, self._seconds())
 
     def _add(self, constraint: Constraint) -> None:
         self.problem.addConstraint(constraint)
@@ -145,9 +149,22 @@ class _Builder:
 
     # expressions
 
+    def _forward(self, kept: Expression) -> Expression:
+        """What the block holds while its forward runs; see `ForwardView`."""
+        view = self.cls.forward
+        if view is None:
+            return kept + self.scale.bytes(self.cls.forward_working_bytes)
+        most = self.vars.amount("forward")
+        for moment in view.moments:
+            own = [self.vars.whole_bytes(value, self.scale) for value in moment.gone]
+            own += [self.vars.coded_bytes(value, self.scale) for value in moment.saved]
+            self._add(most >= pulp.lpSum(own) + self.scale.bytes(view.input_bytes + moment.peak_bytes))
+        return most
+
     def _stage(self, stage: int) -> Expression:
         """What the block holds in a stage, whichever way it has to go."""
-        planned, *others = [StageProgram(self.problem, way, self.ways, self.scale, stage).bytes() for way in self.ways]
+        common = add_common(self.problem, self.ways, self.scale, stage)
+        planned, *others = [StageProgram(self.problem, way, common, self.scale, stage).bytes() for way in self.ways]
         for other in others:
             self._add(planned >= other)
         return planned

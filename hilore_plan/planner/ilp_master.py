@@ -3,8 +3,8 @@
     minimise   sum_b sum_j T_j x[b,j]           T_j, K_j, H_jp: seconds and bytes of pattern j, from the simulator
     subject to sum_j x[b,j] = 1                 dual sigma_b
                S_b = S_{b-1} + sum_j K_j x[b,j] dual gamma_b: the price of a byte that b keeps
-               S_{b-1} + sum_j H_jp x[b,j] <= backward room of b    dual -beta_bp: the price of a byte that b holds in p
-               S_b <= forward room of b,  S_last <= head room
+               S_{b-1} + sum_j H_jp x[b,j] <= room of b in p    dual -beta_bp: the price of a byte that b holds in p,
+               S_last <= head room                              which is its forward or a stage of its backward
 
 A pattern helps block b if its reduced cost T + gamma_b K + sum_p beta_bp H_p - sigma_b is negative. Where the best
 patterns of all blocks gain little, value of the relaxation plus that little is a lower bound for every plan (Lagrange).
@@ -12,7 +12,7 @@ patterns of all blocks gain little, value of the relaxation plus that little is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pulp
@@ -40,15 +40,15 @@ class Prices:
 
     seconds: float
     kept: float
-    stages: tuple[float, ...]
+    held: tuple[float, ...]
     paid: float
 
     def reduced(self, candidate: Column, seconds: float, scale: Scale) -> float:
         """How much a pattern that costs `seconds` would add to (below zero: take off) the relaxation's value."""
-        held = zip(self.stages, candidate.cost.stages, strict=True)
-        stages = sum(price * scale.bytes(stage.total) for price, stage in held)
+        sizes = zip(self.held, candidate.cost.held_bytes, strict=True)
+        held = sum(price * scale.bytes(size) for price, size in sizes)
         kept = self.kept * scale.bytes(candidate.cost.kept_bytes)
-        return self.seconds * seconds / scale.second_unit + kept + stages - self.paid
+        return self.seconds * seconds / scale.second_unit + kept + held - self.paid
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ class Master:
         steps = FEW_STEPS if len(self.view.blocks) <= FEW_BLOCKS else MANY_STEPS
         for index, used in enumerate(relaxed.used):
             low, *_, high = sorted(candidate.cost.kept_bytes for candidate in (*used, *used))
-            held = max(stage.total for candidate in used for stage in candidate.cost.stages)
+            forward, *stages = map(max, _held_bytes(used))
             for step in range(1, steps):
                 room = low + (high - low) * step // steps
-                pattern = self.blocks[index].within(room, held, self.price.price, self.rhos[index][0])
+                pattern = self.blocks[index].within(room, forward, max(stages), self.price.price, self.rhos[index][0])
                 if pattern is not None:
                     self.add(index, [column(self.view, index, pattern)])
 
@@ -188,9 +188,9 @@ class Master:
         for place, index in enumerate(self.view.class_of):
             block, group = prices[place], self.groups.of[place]
             rho = self.groups.least[group]
-            key = group, block.kept, block.stages
+            key = group, block.kept, block.held
             if key not in best:
-                pattern = self.blocks[index].priced(block.seconds, block.kept, block.stages, self.price.price, rho)
+                pattern = self.blocks[index].priced(block.seconds, block.kept, block.held, self.price.price, rho)
                 best[key] = column(self.view, index, pattern)
                 grew |= self._added(index, best[key])
             risk = self.price.price * sum(rho[code] for code in best[key].codes)
@@ -274,17 +274,20 @@ class _Program:
             self.one.append(self._row(pulp.lpSum(shares) == 1))
             sizes = _weighted(shares, [scale.bytes(candidate.cost.kept_bytes) for candidate in block])
             self.kept.append(self._row(kept - before - sizes == 0))
-            stages = range(self.master.view.class_at(place).stages)
-            held = [[scale.bytes(candidate.cost.stages[stage].total) for candidate in block] for stage in stages]
-            room = scale.room(rooms.backward[place])
-            self.held.append([self._row(before + _weighted(shares, sizes) - self.over <= room) for sizes in held])
-            self._row(kept - self.over <= scale.room(rooms.forward[place]))
+            pairs = zip(_held_bytes(block), rooms.held(place), strict=False)
+            held = [(before + _weighted(shares, list(map(scale.bytes, sizes))), room) for sizes, room in pairs]
+            self.held.append([self._row(held_bytes - self.over <= scale.room(room)) for held_bytes, room in held])
             before = kept
         self._row(before - self.over <= scale.room(rooms.head))
 
     def _row(self, constraint: Constraint) -> Constraint:
         self.problem.addConstraint(constraint)
         return constraint
+
+
+def _held_bytes(columns: Sequence[Column]) -> Iterator[tuple[int, ...]]:
+    """What each of some columns holds: in forward, then in each stage."""
+    return zip(*(candidate.cost.held_bytes for candidate in columns), strict=True)
 
 
 def _weighted(shares: Sequence[Expression], weights: Sequence[float]) -> Expression:

@@ -1,7 +1,7 @@
 """The part of the integer program that says what one block holds in one stage of its backward.
 
-A stage's bytes are a variable that is at least what is held at each moment: after each op of the stage's program, which
-runs in order, and when the program is over and backward needs its working memory. `simulate` has the same rules.
+A stage's bytes are a variable that is at least what is held at each moment: before anything is rebuilt, after each op
+of the stage's program, which runs in order, and when the program is over. `simulate` has the same rules.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pulp
 
+from hilore_plan.planner.ilp_common import Common
 from hilore_plan.planner.ilp_solver import Constraint, Expression, Program, Scale
 from hilore_plan.planner.ilp_variables import Variables
 
@@ -50,33 +51,32 @@ class _Made:
 class StageProgram:
     """What a block holds in stage `stage`, in the solver's units, if its values are rebuilt as `variables` say.
 
-    `ways` are all the variables by which they may be: a frame holds on to what any of them reads.
+    `common` is what holds whichever way they go.
     """
 
-    def __init__(
-        self, problem: Program, variables: Variables, ways: Sequence[Variables], scale: Scale, stage: int
-    ) -> None:
+    def __init__(self, problem: Program, variables: Variables, common: Common, scale: Scale, stage: int) -> None:
         self.problem, self.vars, self.cls, self.scale, self.stage = problem, variables, variables.cls, scale, stage
-        self.ways = ways
+        self.common = common
+        self.known: dict[str, Expression] = {}
 
     def bytes(self) -> Expression:
         """A variable: the most that is held at any moment."""
-        cls, values = self.cls, range(len(self.cls.names))
+        cls, stage = self.cls, self.stage
         pairs = [(op, value) for op in self.vars.useful for value in cls.ops[op].outputs if cls.value_bytes[value]]
-        held = [self._held(value) for value in values if value not in cls.free]
-        decoded = [self.scale.bytes(cls.value_bytes[value]) * self._decoded(value) for value in self.vars.coded]
-        carried = [self.scale.bytes(cls.value_bytes[value]) * self._carried(op, value) for op, value in pairs]
-        there = self._named("there", pulp.lpSum([*held, *decoded, *carried]))
         made = [self._made(op, value) for op, value in pairs]
-        most = self.vars.amount(f"most_{self.stage}")
-        working = self.scale.bytes(cls.stage_working_bytes[self.stage])
-        self._add(most >= there + pulp.lpSum(each.bytes * each.end for each in made) + working)
+        most = self.vars.amount(f"most_{stage}")
+        there = self._named("there", self.common.kept + self._given(pairs, stage))
+        self._add(most >= there + self._copies(stage - 1, stage) + self.common.early)
+        busy = self._named("busy", there + self._copies(stage, stage))
         asked = self._asked()
+        self._add(most >= busy + asked)
         hungry = {op for op in self.vars.useful if cls.ops[op].working_bytes}
         for op in sorted({op for each in made for op in each.goes_at} | {each.op for each in made[-1:]} | hungry):
             live = [each.bytes * each.after(op) for each in made if each.op <= op]
             own = self.scale.bytes(cls.ops[op].working_bytes) * self.vars.now(op, self.stage)
-            self._add(most >= there + pulp.lpSum(live) + own + asked)
+            self._add(most >= busy + pulp.lpSum(live) + own + asked)
+        left = self.common.left + self._given(pairs, stage + 1) + self._copies(stage, stage + 1)
+        self._add(most >= left + pulp.lpSum(each.bytes * each.end for each in made) + self.common.late)
         return most
 
     def _add(self, constraint: Constraint) -> None:
@@ -88,34 +88,32 @@ class StageProgram:
         self._add(variable == expression)
         return variable
 
-    def _held(self, value: int) -> Expression:
-        """A kept value counts in stage 0, and on to the last stage that needs it."""
-        if not self.vars.can_hold(value):
+    def _copies(self, by: int, reading: int) -> Expression:
+        """The widened and decoded copies that are there, of values that stage `by` or an earlier one needs."""
+        if by < 0:
             return 0
-        if self.stage <= max(self.cls.slots[value], default=0):
-            return self.vars.kept_bytes(value, self.scale)
-        sizes = [(self.vars.store.get(value, 1), self.cls.value_bytes[value])]
-        sizes += [(variable, form.bytes) for form, variable in self.vars.forms.get(value, ())]
-        laters = [way.later(reader, self.stage) for way in self.ways for reader in way.readers(value)]
-        return pulp.lpSum(
-            self.scale.bytes(size)
-            * self.vars.any(f"k{value}_{self.stage}_{number}", [held + later - 1 for later in laters])
-            for number, (held, size) in enumerate(sizes)
-        )
+        sizes = self.cls.value_bytes
+        return pulp.lpSum(self.scale.bytes(sizes[v]) * self._copied(v, by, reading) for v in self.vars.coded)
 
-    def _decoded(self, value: int) -> Expression:
-        """1 if the widened or decoded copy of a value is alive: from the first stage that needs it to the last."""
-        slots, readers, stage = self.cls.slots[value], self.vars.readers(value), self.stage
-        by = [1] if slots and slots[0] <= stage else [self.vars.ran[reader][stage] for reader in readers]
-        on = [1] if slots and slots[-1] >= stage else [self.vars.later(reader, stage) for reader in readers]
+    def _copied(self, value: int, by: int, reading: int) -> Expression:
+        """1 if such a copy is still needed: as a slot of this stage or a later one, or read in `reading` or later."""
+        slots, readers = self.cls.slots[value], self.vars.readers(value)
+        first = [1] if slots and slots[0] <= by else [self.vars.ran[reader][by] for reader in readers]
+        last = [1] if self._is_slot(value) else self.vars.laters(value, reading)
         coded = sum(variable for _, variable in self.vars.coded[value])
-        return self.vars.any(f"w{value}_{stage}", [coded + first + last - 2 for first in by for last in on])
+        return self._any(value, f"w{value}_{by}", reading, [coded + f + m - 2 for f in first for m in last])
 
-    def _carried(self, op: int, value: int) -> Expression:
-        """1 if an earlier stage has made the value and this one or a later one needs it."""
+    def _given(self, pairs: Sequence[tuple[int, int]], reading: int) -> Expression:
+        """What earlier stages have made and is a slot of this or a later one, or read in `reading` or later."""
         if not self.stage:
             return 0
-        return self._needed(f"a{value}", value, self.vars.before(op, self.stage) - self._kept(op, value), self.stage)
+        sizes = self.cls.value_bytes
+        return pulp.lpSum(self.scale.bytes(sizes[value]) * self._carried(op, value, reading) for op, value in pairs)
+
+    def _carried(self, op: int, value: int, reading: int) -> Expression:
+        """1 if an earlier stage has made the value and it is still needed."""
+        made = self.vars.before(op, self.stage) - self._kept(op, value)
+        return self._needed(f"a{value}", value, made, reading)
 
     def _made(self, op: int, value: int) -> _Made:
         """The value as this stage's program makes it."""
@@ -139,18 +137,23 @@ class StageProgram:
         later = [self.vars.later(reader, self.stage) for reader in readers[place:]]
         return self.vars.any(f"u{value}_{self.stage}_{place}", [unkept + needed - 1 for needed in (*earlier, *later)])
 
-    def _needed(self, name: str, value: int, made: Expression, stage: int) -> Expression:
-        """1 if the value is `made` and a slot of the stage at hand or later, or read in `stage` or later.
+    def _needed(self, name: str, value: int, made: Expression, reading: int) -> Expression:
+        """1 if the value is `made` and a slot of this stage or a later one, or read in `reading` or later.
 
         What is kept of it may be taken off from `made`, which then goes down to -1.
         """
         if self._is_slot(value):
             cases = [made]
-        elif stage > self.vars.last:
-            cases = []
         else:
-            cases = [made + self.vars.later(reader, stage) - 1 for reader in self.vars.readers(value)]
-        return self.vars.any(f"{name}_{self.stage}", cases)
+            cases = [made + later - 1 for later in self.vars.laters(value, reading)]
+        return self._any(value, name, reading, cases)
+
+    def _any(self, value: int, name: str, reading: int, cases: Sequence[Expression]) -> Expression:
+        """See `Variables.any`; of a slot the same whatever is read, and so one variable."""
+        name = f"{name}_{self.stage}" if self._is_slot(value) else f"{name}_{self.stage}_{reading}"
+        if name not in self.known:
+            self.known[name] = self.vars.any(name, cases)
+        return self.known[name]
 
     def _is_slot(self, value: int) -> bool:
         return self.stage <= max(self.cls.slots[value], default=-1)
@@ -164,17 +167,14 @@ class StageProgram:
         return len(self.cls.ops[op].outputs) > 1 and self.vars.can_hold(value)
 
     def _asked(self) -> Expression:
-        """What backward holds beside when the first missing slot is asked for; at least 0."""
-        cls = self.cls
-        if not cls.asked:
-            return self.scale.bytes(cls.stage_working_bytes[self.stage])
-        missing: list[Expression] = []
+        """What backward holds beside when the first missing value is asked for; at least 0."""
         asked = self.vars.amount(f"asked_{self.stage}")
-        for value, count in cls.asked[self.stage]:
-            if value in cls.free or value in cls.forced:
+        missing: list[Expression] = []
+        for request in self.cls.backward[self.stage].requests:
+            if request.value in self.cls.free or request.value in self.cls.forced:
                 continue
-            absent = 1 - self.vars.held(value)
-            if count:
-                self._add(asked >= self.scale.bytes(count) * (absent - pulp.lpSum(missing)))
-            missing.append(absent)
+            gone = 1 - self.vars.held(request.value)
+            if request.held_bytes:
+                self._add(asked >= self.scale.bytes(request.held_bytes) * (gone - pulp.lpSum(missing)))
+            missing.append(gone)
         return asked

@@ -77,13 +77,20 @@ class Variables:
 
     def kept_bytes(self, value: int, scale: Scale) -> Expression:
         """Bytes that are kept of a value from forward on."""
-        cls = self.cls
-        if value not in self.store:
-            return scale.bytes(cls.value_bytes[value]) if value in cls.forced else 0
-        if value in cls.free:
+        return self.whole_bytes(value, scale) + self.coded_bytes(value, scale)
+
+    def whole_bytes(self, value: int, scale: Scale) -> Expression:
+        """Those of it as it is."""
+        if value in self.cls.free:
             return 0
-        full = scale.bytes(cls.value_bytes[value]) * self.store[value]
-        return full + sum(scale.bytes(form.bytes) * variable for form, variable in self.forms.get(value, ()))
+        stored = self.store.get(value, 1 if value in self.cls.forced else 0)
+        return scale.bytes(self.cls.value_bytes[value]) * stored
+
+    def coded_bytes(self, value: int, scale: Scale) -> Expression:
+        """Those of it in another form."""
+        if value in self.cls.free:
+            return 0
+        return sum(scale.bytes(form.bytes) * variable for form, variable in self.forms.get(value, ()))
 
     def readers(self, value: int) -> list[int]:
         """The ops that may run again and read the value, in order."""
@@ -100,6 +107,10 @@ class Variables:
     def later(self, op: int, stage: int) -> Expression:
         """1 if the op runs in this stage or a later one."""
         return self.ran[op][self.last] - self.before(op, stage)
+
+    def laters(self, value: int, stage: int) -> list[Expression]:
+        """For each op that reads the value: 1 if it runs in this stage or a later one; nothing after the last stage."""
+        return [self.later(reader, stage) for reader in self.readers(value)] if stage <= self.last else []
 
     def any(self, name: str, cases: Sequence[Expression]) -> Expression:
         """A variable that is at least each of the cases; minimising bytes or meeting a limit makes it the largest."""

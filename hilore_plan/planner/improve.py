@@ -21,26 +21,26 @@ def fill(
     Seconds include the price of risk.
     """
     chosen = list(columns)
-    tried: set[tuple[int, Pattern, int, int]] = set()
+    tried: set[tuple[int, Pattern, tuple[int, int, int]]] = set()
     changed = True
     while changed:
         changed = False
         for place, index in enumerate(price.view.class_of):
             if price.seconds(place, chosen[place]) == 0 or price.total(chosen) <= enough:
                 continue
-            kept, held = slack_of(rooms, [block.cost for block in chosen], place)
-            key = place if price.price else index, chosen[place].pattern, kept, held
+            slack = slack_of(rooms, [block.cost for block in chosen], place)
+            key = place if price.price else index, chosen[place].pattern, slack
             if key in tried or len(tried) == SOLVES:
                 continue
             tried.add(key)
-            changed |= _replace(rooms, price, chosen, place, _within(price, blocks, place, kept, held))
+            changed |= _replace(rooms, price, chosen, place, _within(price, blocks, place, slack))
     return chosen
 
 
-def _within(price: Price, blocks: Sequence[BlockSolver], place: int, kept: int, held: int) -> Column | None:
+def _within(price: Price, blocks: Sequence[BlockSolver], place: int, slack: tuple[int, int, int]) -> Column | None:
     view, index = price.view, price.view.class_of[place]
     try:
-        pattern = blocks[index].within(kept, held, price.price, view.rho[place])
+        pattern = blocks[index].within(*slack, price.price, view.rho[place])
     except SolverError:
         return None
     return None if pattern is None else column(view, index, pattern)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import le
 
+from hilore_plan.planner.block_cost import BlockCost, block_cost
 from hilore_plan.planner.block_view import ClassView
 from hilore_plan.planner.inexact import UnrecoverableError
-from hilore_plan.planner.simulate import BlockCost, block_cost
 from hilore_plan.planner.timeline import View
 from hilore_plan.schema.plan import Action, codec_of
 
@@ -55,7 +55,7 @@ def store_all(view: View, index: int) -> Column:
 
 
 def pareto(columns: Sequence[Column], rhos: Sequence[Mapping[tuple[int, Action], float]] = ()) -> list[Column]:
-    """The columns that no other one beats in seconds, kept bytes, every stage's bytes and all of `rhos` at once."""
+    """The columns that no other one beats in seconds, kept bytes, all bytes held and all of `rhos` at once."""
     measured = sorted((_measures(column, rhos), number) for number, column in enumerate(columns))
     front: list[tuple[float, ...]] = []
     best = []
@@ -69,7 +69,7 @@ def pareto(columns: Sequence[Column], rhos: Sequence[Mapping[tuple[int, Action],
 def _measures(candidate: Column, rhos: Sequence[Mapping[tuple[int, Action], float]]) -> tuple[float, ...]:
     cost = candidate.cost
     risks = (sum(rho[code] for code in candidate.codes) for rho in rhos)
-    return (cost.seconds, cost.kept_bytes, *(stage.total for stage in cost.stages), *risks)
+    return (cost.seconds, cost.kept_bytes, *cost.held_bytes, *risks)
 
 
 def _stuck(cls: ClassView) -> set[int]:

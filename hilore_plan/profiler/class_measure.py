@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hilore_plan.profiler.formats import CodecMeasures
+from hilore_plan.profiler.forward import ForwardMeasure
 from hilore_plan.profiler.ops import OpMeasures
+from hilore_plan.profiler.requests import StageRequests
 from hilore_plan.schema.profile import ClassMeasure
 
 
@@ -13,7 +15,8 @@ def class_measure(
     measures: OpMeasures,
     formats: CodecMeasures,
     working: tuple[tuple[int, ...], int],
-    asked: Sequence[Mapping[int, int]],
+    requests: Sequence[StageRequests],
+    run: ForwardMeasure,
 ) -> ClassMeasure:
     """The record.
 
@@ -21,10 +24,11 @@ def class_measure(
         measures: of its ops and values.
         formats: of the codecs.
         working: bytes that each stage of backward, and forward, need beyond their values.
-        asked: by stage, what is held beyond its values when each is first asked for; empty if nobody looked.
+        requests: by stage, what backward holds beyond its values; without any request if nobody looked.
+        run: its forward.
     """
     stages, forward = working
-    seen = any(asked)
+    seen = any(stage.held_bytes for stage in requests)
     return ClassMeasure(
         value_bytes=measures.value_bytes,
         op_seconds=measures.op_seconds,
@@ -33,8 +37,11 @@ def class_measure(
         narrow_seconds=measures.narrow_seconds,
         stage_working_bytes=stages,
         forward_working_bytes=forward,
-        asked_values=tuple(tuple(stage) for stage in asked) if seen else (),
-        asked_bytes=tuple(tuple(stage.values()) for stage in asked) if seen else (),
+        asked_values=tuple(tuple(stage.held_bytes) for stage in requests) if seen else (),
+        asked_bytes=tuple(tuple(stage.held_bytes.values()) for stage in requests) if seen else (),
+        asked_peaks=tuple((stage.early_bytes, *stage.peak_bytes.values()) for stage in requests) if seen else (),
+        forward_values=run.values,
+        forward_peaks=run.peak_bytes if seen else (),
         codec_bytes=formats.bytes,
         codec_seconds=formats.seconds,
     )

@@ -13,6 +13,7 @@ from torch import nn
 
 from hilore_plan.profiler.classes import FoundClass
 from hilore_plan.profiler.memory import Trace
+from hilore_plan.profiler.requests import StageRequests, read_requests
 from hilore_plan.profiler.step import ActorStep
 from hilore_plan.schema.profile import BlockClass, Outside
 
@@ -113,25 +114,21 @@ class Reading:
         stages = range(self.classes[number].record.stages)
         return tuple(max(self._stage(block, number, stage) for block in self._members(number)) for stage in stages)
 
-    def asked_bytes(self, number: int) -> tuple[dict[int, int], ...]:
-        """By stage of class number `number`: what is held beyond the stage's values when each is first asked for.
+    def requests(self, number: int) -> tuple[StageRequests, ...]:
+        """By stage of class number `number`: what is held beyond its values, and when each is first asked for.
 
         In the order of asking in the class's first block, and the most that any block holds.
         """
-        asked: tuple[dict[int, int], ...] = tuple({} for _ in range(self.classes[number].record.stages))
+        found = self.classes[number]
+        stages = [StageRequests() for _ in range(found.record.stages)]
         for block in self._members(number):
-            for (stage, value), live in self._live_when_asked(block, number).items():
-                beyond = live - self._known(block, number, stage)
-                asked[stage][value] = max(asked[stage].get(value, 0), beyond)
-        return asked
-
-    def _live_when_asked(self, block: int, number: int) -> dict[tuple[int, int], int]:
-        """By stage and value, in the order of asking: the bytes live when the value's first slot is asked for."""
-        found, live = self.classes[number], dict[tuple[int, int], int]()
-        for segment in self.trace.named(f"backward:{block}"):
-            for slot in map(int, segment.name.split(":")[3:]):  # none in the segment before the first request
-                live.setdefault((found.slot_stages[slot], found.slot_values[slot]), segment.live_bytes)
-        return live
+            read_requests(
+                self.trace.named(f"backward:{block}"),
+                lambda slot: (found.slot_stages[slot], found.slot_values[slot]),
+                lambda stage, block=block: self._known(block, number, stage),  # type: ignore[misc]
+                stages,
+            )
+        return tuple(stages)
 
     def forward_working_bytes(self, number: int, unkept: int) -> int:
         """The most that forward of class `number` needs beyond what store-everything keeps of the block.

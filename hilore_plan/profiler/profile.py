@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -25,6 +24,7 @@ from hilore_plan.profiler.classes import FoundClass, find_classes
 from hilore_plan.profiler.clock import seconds_of
 from hilore_plan.profiler.environment import describe_environment, describe_model, resolve_device
 from hilore_plan.profiler.formats import CodecMeasures, measure_codecs
+from hilore_plan.profiler.forward import ForwardMeasure, measure_forward
 from hilore_plan.profiler.memory import Recorder, Trace
 from hilore_plan.profiler.opaque import OpaqueClass, warn_of_opaque
 from hilore_plan.profiler.ops import OpMeasures, storage_bytes_of
@@ -190,14 +190,15 @@ class _Session:
         measures = [c.measure(self.blocks[c.first], calls[c.first]) for c in classes]
         formats = [self._formats(c, calls[c.first]) for c in classes]
         reading = self._reading(trace, classes, measures, calls)
-        working = [self._working(reading, number, calls[c.first]) for number, c in enumerate(classes)]
-        asked = [reading.asked_bytes(number) for number in range(len(classes))]
+        runs = [self._forward(c, calls[c.first]) for c in classes]
+        working = [self._working(reading, number, calls[c.first], runs[number]) for number, c in enumerate(classes)]
+        requests = [reading.requests(number) for number in range(len(classes))]
         self.progress.advance("next size")
         return Point(
             tokens=workload.tokens,
             batch=workload.batch,
             length=workload.prompt_tokens + workload.response_tokens,
-            classes=tuple(class_measure(*each) for each in zip(measures, formats, working, asked, strict=True)),
+            classes=tuple(map(class_measure, measures, formats, working, requests, runs)),
             outside=outside_of(reading, step, extra),
             store=Mode(step_seconds=timed.store, peak_bytes=base + trace.peak_bytes),
             gc=Mode(step_seconds=timed.gc, peak_bytes=gc_peak),
@@ -241,23 +242,18 @@ class _Session:
             added=count * statistics.median(slow - fast for slow, fast in zip(gc, store, strict=True)),
         )
 
-    def _working(self, reading: Reading, number: int, call: Call) -> tuple[tuple[int, ...], int]:
+    def _forward(self, found: FoundClass, call: Call) -> ForwardMeasure:
+        """The forward of a block that keeps nothing."""
+        return measure_forward(self.blocks[found.first], call, found.slot_values, self.device)
+
+    def _working(self, reading: Reading, number: int, call: Call, run: ForwardMeasure) -> tuple[tuple[int, ...], int]:
         """What each stage of backward, and forward, need of a class beyond the values that they have."""
         found, stages = reading.classes[number], reading.stage_working_bytes(number)
-        unkept = self._unkept_bytes(found.first, call)
+        unkept = max(run.peak_bytes)
         if isinstance(found, OpaqueClass) and found.checkpointed:
             # store-everything never runs such a forward again, nor one that keeps nothing
             return (max(*stages, found.rerun_working_bytes(self.blocks[found.first], call)),), unkept
         return stages, reading.forward_working_bytes(number, unkept)
-
-    def _unkept_bytes(self, index: int, call: Call) -> int:
-        """The peak of a block's forward that keeps nothing."""
-        args, kwargs = call.rebuild(call.tensors)
-        preserved = torch.random.fork_rng() if self.device.type == "cpu" else nullcontext()
-        with torch.no_grad(), preserved, Recorder(self.device) as recorder:
-            output = self.blocks[index](*args, **kwargs)
-        del output
-        return recorder.trace.peak_bytes
 
     def _formats(self, found: FoundClass, call: Call) -> CodecMeasures:
         """What the codecs make of a class; of one without a graph, nothing."""

@@ -108,6 +108,7 @@ def _measure_faults(measure: ClassMeasure, block_class: BlockClass, at: str) -> 
         lengths["op_working_bytes"] = len(block_class.ops)
     yield from _lengths(measure, lengths, at)
     yield from _asked_faults(measure, block_class, at)
+    yield from _forward_faults(measure, values, at)
     if measure.codec_bytes.keys() != measure.codec_seconds.keys():
         yield f"{at}.codec_seconds is not of the codecs of codec_bytes"
     for field, codecs in (("codec_bytes", measure.codec_bytes), ("codec_seconds", measure.codec_seconds)):
@@ -121,10 +122,22 @@ def _asked_faults(measure: ClassMeasure, block_class: BlockClass, at: str) -> It
         yield f"{at}.asked_values has {len(measure.asked_values)} stages where its class has {block_class.stages}"
     if [len(each) for each in measure.asked_values] != [len(each) for each in measure.asked_bytes]:
         yield f"{at}.asked_bytes does not have one number for each of asked_values"
+    if measure.asked_peaks and [len(each) for each in measure.asked_peaks] != [
+        len(each) + 1 for each in measure.asked_values
+    ]:
+        yield f"{at}.asked_peaks does not have one number more than asked_values, for each stage"
     for stage, asked in enumerate(measure.asked_values):
         slots = {number for number, value in enumerate(block_class.values) if stage in value.slot_stages}
         if len(set(asked)) < len(asked) or not slots.issuperset(asked):
             yield f"{at}.asked_values[{stage}] is not values that have slots in that stage, each once"
+
+
+def _forward_faults(measure: ClassMeasure, values: int, at: str) -> Iterator[str]:
+    found = measure.forward_values
+    if any(not 0 <= value < values or found.count(value) > 2 for value in found):
+        yield f"{at}.forward_values is not values of its class, each at most twice"
+    if len(measure.forward_peaks) != (len(found) + 1 if measure.forward_peaks else 0):
+        yield f"{at}.forward_peaks does not have one number more than forward_values"
 
 
 def _lengths(record: Record, lengths: Mapping[str, int], at: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pydantic import Field
 from hilore_plan.schema.record import Environment, Mode, Model, Norm, Record, Workload, uncaptured_reason
 
 SCHEMA: Final = "hilore.profile/1"
-REVISION = 3
+REVISION = 4
 
 
 class Value(Record):
@@ -72,7 +72,11 @@ class ClassMeasure(Record):
     needs beyond the values it was given, `forward_working_bytes` what forward needs beyond the values it keeps.
     `op_working_bytes` are what each op needs beside its outputs while it runs, nothing where nobody looked.
     `asked_values` are, by stage, the values with slots in it in the order in which backward first asks for them, and
-    `asked_bytes` what backward holds at that moment beyond the values of the stage; both empty where nobody looked.
+    `asked_bytes` what backward holds at that moment beyond the values of the stage. `asked_peaks` have one number more:
+    the most of that before the first request, and from each to the next. All are empty where nobody looked.
+    `forward_values` are the values in the order in which a forward that keeps nothing saves them and, the second time,
+    lets go of them; `forward_peaks` have one number more, the most that it holds before the first of these events and
+    from each to the next, without its input. Empty where nobody looked.
     `codec_bytes` and `codec_seconds` are, by codec, the bytes of each value in its format (0 where the codec does not
     take it) and the time to encode and decode it.
     """
@@ -86,6 +90,9 @@ class ClassMeasure(Record):
     op_working_bytes: tuple[int, ...] = ()
     asked_values: tuple[tuple[int, ...], ...] = ()
     asked_bytes: tuple[tuple[int, ...], ...] = ()
+    asked_peaks: tuple[tuple[int, ...], ...] = ()
+    forward_values: tuple[int, ...] = ()
+    forward_peaks: tuple[int, ...] = ()
     codec_bytes: dict[str, tuple[int, ...]] = Field(default={})
     codec_seconds: dict[str, tuple[float, ...]] = Field(default={})
 

@@ -12,8 +12,9 @@ from strategies import Graph, outside, profile_of
 
 from hilore_plan.errors import InfeasibleBudgetError
 from hilore_plan.planner.explain import explain_binding
+from hilore_plan.planner.inexact import UnrecoverableError
 from hilore_plan.planner.plan import solve_plan
-from hilore_plan.planner.simulate import UnrecoverableError, simulate
+from hilore_plan.planner.simulate import simulate
 from hilore_plan.planner.timeline import View, view_at
 from hilore_plan.schema.plan import Action, Plan
 from hilore_plan.schema.profile import Point, Profile

@@ -108,6 +108,7 @@ def view_of(graph: Graph, stages: int, risks: Risks, exact: Mapping[str, tuple[i
             "codec_seconds": {codec: (seconds,) * len(sizes) for codec, seconds in SECONDS.items()},
             "stage_working_bytes": tuple(range(3, 3 + 2 * stages, 2)),
             **asked_in(cls),
+            **run_of(cls),
         }
     )
     point = Point(
@@ -121,9 +122,24 @@ def view_of(graph: Graph, stages: int, risks: Risks, exact: Mapping[str, tuple[i
 
 
 def asked_in(cls: BlockClass) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Backward asks for the newest values first, and holds more with each."""
+    """Backward asks for the newest values first and holds more with each; most of all when the second is there."""
     values = tuple(tuple(reversed(each)) for each in slots_by_stage(cls.values, cls.stages))
-    return {"asked_values": values, "asked_bytes": tuple(tuple(range(1, 1 + 7 * len(each), 7)) for each in values)}
+    return {
+        "asked_values": values,
+        "asked_bytes": tuple(tuple(range(1, 1 + 7 * len(each), 7)) for each in values),
+        "asked_peaks": tuple((2, *((1, 3, 2)[number % 3] for number, _ in enumerate(each))) for each in values),
+    }
+
+
+def run_of(cls: BlockClass) -> dict[str, tuple[int, ...]]:
+    """Forward lets go of each value when it has saved the next, and holds most in the middle."""
+    slots = [number for number, value in enumerate(cls.values) if value.slot_stages]
+    events = [slots[0], *(value for pair in zip(slots[1:], slots, strict=False) for value in pair)]
+    middle = len(events) // 2
+    return {
+        "forward_values": tuple(events),
+        "forward_peaks": tuple(20 - 3 * abs(number - middle) for number in range(len(events) + 1)),
+    }
 
 
 def guarded(cls: BlockClass, exact: Mapping[str, tuple[int, ...]]) -> BlockClass:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from operator import le
 
 import pulp
 import pytest
@@ -34,17 +35,17 @@ each_view = pytest.mark.parametrize("name", VIEWS)
 
 
 def directions(stages: int) -> Iterator[tuple[float, list[float]]]:
-    """Which bytes have a price: those kept, those held in one stage, or all."""
-    yield 1.0, [0.0] * stages
-    yield 0.25, [1.0] * stages
-    for priced in range(stages) if stages > 1 else ():
-        yield 0.125, [float(stage == priced) for stage in range(stages)]
+    """Which bytes have a price: those kept, those held in forward or in one stage, or all."""
+    yield 1.0, [0.0] * (stages + 1)
+    yield 0.25, [1.0] * (stages + 1)
+    for priced in range(stages + 1) if stages > 1 else [0]:
+        yield 0.125, [float(place == priced) for place in range(stages + 1)]
 
 
 def cost(view: View, found: Column, kept: float, held: list[float], risk: float) -> float:
     """What a pattern costs in the first block at prices of bytes and of risk."""
-    stages = sum(price * stage.total for price, stage in zip(held, found.cost.stages, strict=True))
-    return Price(view, risk).seconds(0, found) + kept * found.cost.kept_bytes + stages
+    most = sum(price * size for price, size in zip(held, found.cost.held_bytes, strict=True))
+    return Price(view, risk).seconds(0, found) + kept * found.cost.kept_bytes + most
 
 
 @each_view
@@ -66,14 +67,13 @@ def test_the_bytes_of_each_pattern_are_those_of_the_simulator(name: str) -> None
     view = VIEWS[name]()
     problem = pulp.LpProblem("fixed", pulp.LpMinimize)
     block = add_block(problem, view, 0, UNIT, "")
-    problem.setObjective(pulp.lpSum(block.stages))
+    problem.setObjective(pulp.lpSum(block.held))
     columns = every_column(view, 0)
     for found in columns[:: max(1, len(columns) // 100)]:
         fix(block, found.pattern)
         assert run(problem, "highs")
         assert block.kept.value() == pytest.approx(found.cost.kept_bytes, abs=1e-5)
-        held = [stage.value() for stage in block.stages]
-        assert held == pytest.approx([stage.total for stage in found.cost.stages], abs=1e-5)
+        assert [held.value() for held in block.held] == pytest.approx(found.cost.held_bytes, abs=1e-5)
 
 
 def fix(block: BlockProgram, pattern: Pattern) -> None:
@@ -84,8 +84,10 @@ def fix(block: BlockProgram, pattern: Pattern) -> None:
             variable.lowBound = variable.upBound = int(other == action)
 
 
-def held_most(found: Column) -> int:
-    return max(stage.total for stage in found.cost.stages)
+def sizes(found: Column) -> tuple[int, ...]:
+    """What is kept, and held in forward and in the largest stage."""
+    forward, *stages = found.cost.held_bytes
+    return found.cost.kept_bytes, forward, max(stages)
 
 
 @each_view
@@ -94,10 +96,11 @@ def test_within_limits_of_a_byte_the_fastest_pattern_is_found(name: str) -> None
     columns = every_column(view, 0)
     block = BlockSolver(view, 0, UNIT, "highs")
     corners = pareto(columns, view.rho)[::6]
-    for corner, (less_kept, less_held), risk in itertools.product(corners, [(0, 0), (1, 0), (0, 1)], [0.0, 0.5]):
-        kept, held = corner.cost.kept_bytes - less_kept, held_most(corner) - less_held
-        fitting = [found for found in columns if found.cost.kept_bytes <= kept and held_most(found) <= held]
-        pattern = block.within(kept, held, risk, view.rho[0])
+    lesser = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    for corner, less, risk in itertools.product(corners, lesser, [0.0, 0.5]):
+        limits = tuple(size - one for size, one in zip(sizes(corner), less, strict=True))
+        fitting = [found for found in columns if all(map(le, sizes(found), limits))]
+        pattern = block.within(*limits, risk, view.rho[0])
         if not fitting:
             assert pattern is None
             continue
@@ -105,8 +108,7 @@ def test_within_limits_of_a_byte_the_fastest_pattern_is_found(name: str) -> None
         price = Price(view, risk)
         best = min(price.seconds(0, found) for found in fitting)
         chosen = column(view, 0, pattern)
-        assert chosen.cost.kept_bytes <= kept
-        assert held_most(chosen) <= held
+        assert all(map(le, sizes(chosen), limits))
         assert price.seconds(0, chosen) == pytest.approx(best, abs=1e-5)
 
 

@@ -16,10 +16,11 @@ from hilore_plan.planner import solve as solving
 from hilore_plan.planner.greedy import chain, solve_greedy
 from hilore_plan.planner.ilp import BlockSolver
 from hilore_plan.planner.ilp_solver import scale_for
+from hilore_plan.planner.inexact import UnrecoverableError
 from hilore_plan.planner.patterns import Column, column, named, pareto, recompute_all
 from hilore_plan.planner.plan import solve_plan
 from hilore_plan.planner.rooms import fits, rooms_at
-from hilore_plan.planner.simulate import Simulation, UnrecoverableError, assemble, simulate
+from hilore_plan.planner.simulate import Simulation, assemble, simulate
 from hilore_plan.planner.timeline import View, view_at
 from hilore_plan.schema.plan import Entry
 from hilore_plan.schema.profile import Profile
@@ -102,12 +103,12 @@ def test_program_of_a_block_costs_what_the_simulator_says(profile: Profile, kept
     view = small_view(profile)
     for index, cls in enumerate(view.classes):
         block = BlockSolver(view, index, scale_for(1, 1000), "highs")
-        pattern = block.priced(1.0, kept, [held] * cls.stages)
+        pattern = block.priced(1.0, kept, [held] * (1 + cls.stages))
         cost = column(view, index, pattern).cost
-        price = cost.seconds + kept * cost.kept_bytes + held * sum(stage.total for stage in cost.stages)
+        price = cost.seconds + kept * cost.kept_bytes + held * sum(cost.held_bytes)
         assert block.problem.objective.value() == pytest.approx(price, abs=1e-5)
         best = min(
-            other.cost.seconds + kept * other.cost.kept_bytes + held * sum(stage.total for stage in other.cost.stages)
+            other.cost.seconds + kept * other.cost.kept_bytes + held * sum(other.cost.held_bytes)
             for other in all_columns(view, index)
         )
         assert price == pytest.approx(best, abs=1e-5)

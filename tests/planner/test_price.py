@@ -60,7 +60,7 @@ def risk_at(front: Sequence[Point], price: float) -> float:
     return total
 
 
-@pytest.mark.parametrize(("name", "room"), [("attention", 60), ("two_steps", 33), ("pair", 100)])
+@pytest.mark.parametrize(("name", "room"), [("attention", 60), ("two_steps", 40), ("pair", 100)])
 def test_all_buckets_pay_the_same_price(name: str, room: int) -> None:
     view = replace(twice(VIEWS[name]()), store=Mode(step_seconds=1.0, peak_bytes=1000))
     memory = Planner("highs").least(exact_view(view)).simulation.peak_bytes + room

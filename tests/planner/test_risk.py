@@ -84,11 +84,11 @@ def test_program_of_a_block_costs_what_the_simulator_says(
     view = small_view(profile)
     for place, index in enumerate(view.class_of):
         block = BlockSolver(view, index, scale_for(1, 1000), "highs")
-        pattern = block.priced(1.0, kept, [held] * view.classes[index].stages, risk, view.rho[place])
+        pattern = block.priced(1.0, kept, [held] * (1 + view.classes[index].stages), risk, view.rho[place])
 
         def price(found: Column, place: int = place) -> float:
-            stages = sum(stage.total for stage in found.cost.stages)
-            return Price(view, risk).seconds(place, found) + kept * found.cost.kept_bytes + held * stages
+            sizes = kept * found.cost.kept_bytes + held * sum(found.cost.held_bytes)
+            return Price(view, risk).seconds(place, found) + sizes
 
         cost = price(column(view, index, pattern))
         assert block.problem.objective.value() == pytest.approx(cost, abs=1e-5)
@@ -198,7 +198,7 @@ def test_what_attention_keeps_wants_its_inputs_exact() -> None:
 def test_the_program_keeps_the_same_rules(kept_price: float) -> None:
     """At every price of bytes, its pattern costs what the best of all patterns that the simulator takes costs."""
     for view in (chain_view(exact_inputs=True), chain_view(), chain_view(exact_inputs=True, lse_slots=())):
-        pattern = BlockSolver(view, 0, scale_for(1, 1000), "highs").priced(1.0, kept_price, [0.0])
+        pattern = BlockSolver(view, 0, scale_for(1, 1000), "highs").priced(1.0, kept_price, [0.0, 0.0])
         costs = [c.cost.seconds + kept_price * c.cost.kept_bytes for c in every_column(view, 0)]
         found = column(view, 0, pattern).cost
         assert found.seconds + kept_price * found.kept_bytes == pytest.approx(min(costs))

@@ -6,7 +6,8 @@ import pytest
 from strategies import Graph, llama_profile, outside, profile_of
 
 from hilore_plan.errors import UsageError
-from hilore_plan.planner.simulate import PointBytes, UnrecoverableError, simulate, timeline
+from hilore_plan.planner.inexact import UnrecoverableError
+from hilore_plan.planner.simulate import PointBytes, simulate, timeline
 from hilore_plan.planner.timeline import View, point_names, view_at
 from hilore_plan.schema.plan import Action
 from hilore_plan.schema.profile import Point, Profile
@@ -178,15 +179,46 @@ def test_what_is_made_on_the_way_is_gone_before_backward_goes_on() -> None:
     assert backward_of(chain(), "recompute", "recompute") == (10, 100 + 200, 50)  # nobody looked: all at once
     assert backward_of(chain(**asked), "recompute", "recompute") == (10, 100 + 200, 5)
     large = {**asked, "stage_working_bytes": (900,)}
-    assert backward_of(chain(**large), "recompute", "recompute") == (10, 30 + 40, 900)
+    assert backward_of(chain(**large), "recompute", "recompute") == (0, 30 + 40, 900)  # x is gone as well
     # s is made of r, which is kept: the program has one op
-    assert backward_of(chain(**asked), "store", "recompute") == (40, 40, 50)
+    assert backward_of(chain(**asked), "store", "recompute") == (30, 40, 50)
 
 
 def test_a_stage_is_rebuilt_when_the_first_missing_value_is_asked_for() -> None:
     """s is asked for first. If it is kept, backward has gone on until r is asked for, and holds 60 bytes by then."""
     view = chain(asked_values=((4, 3),), asked_bytes=((5, 60),))
     assert backward_of(view, "recompute", "store") == (50, 100 + 200, 60)
+
+
+def test_nothing_is_rebuilt_before_the_first_missing_value_is_asked_for() -> None:
+    """s is asked for first, then r; backward holds 900 bytes before, between or after."""
+    asked = {"asked_values": ((4, 3),), "asked_bytes": ((0, 0),)}
+    before, between, after = (chain(**asked, asked_peaks=(peaks,)) for peaks in ((900, 0, 0), (0, 900, 0), (0, 0, 900)))
+    for view in (before, between):
+        assert backward_of(view, "recompute", "store") == (10 + 40, 0, 900)
+    assert backward_of(after, "recompute", "store") == (40, 30, 900)
+    assert backward_of(before, "store", "recompute") == (10 + 30, 0, 900)
+    for view in (between, after):
+        assert backward_of(view, "store", "recompute") == (30, 40, 900)
+
+
+@pytest.mark.parametrize(
+    ("r", "peaks", "held"),
+    [
+        ("store", (300, 100, 80, 70), (0, 10 + 300)),
+        ("store", (84, 80, 75, 70), (30, 10 + 70)),
+        ("compress:int8", (84, 80, 75, 70), (8, 10 + 80)),
+        ("recompute", (84, 80, 75, 70), (0, 10 + 84)),
+    ],
+)
+def test_what_is_kept_counts_in_forward_from_when_it_would_be_gone(
+    r: Action, peaks: tuple[int, ...], held: tuple[int, int]
+) -> None:
+    """r is saved, then s, then r is let go of; x is there all the time."""
+    codes = {"codec_bytes": {"int8": (0, 0, 0, 8, 0)}, "codec_seconds": {"int8": (0.0, 0.0, 0.0, 0.1, 0.0)}}
+    view = chain(**codes, forward_values=(3, 4, 3), forward_peaks=peaks)
+    (point,) = (p for p in timeline(view, [{"x": "store", "r": r, "s": "store"}]) if p.name == "forward:0")
+    assert (point.kept, point.working) == held
 
 
 def test_an_op_has_working_memory_of_its_own() -> None:

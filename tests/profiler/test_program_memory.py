@@ -48,15 +48,17 @@ def test_a_plan_for_lora_fits_the_budget_and_is_predicted_closely(lora: Profile,
 
 def test_values_are_asked_for_from_the_end_and_backward_holds_little_at_first(lora: Profile) -> None:
     cls = view_at(lora, lora.workload.tokens).classes[0]
-    assert len(cls.asked) == cls.stages == 2
-    first, _ = cls.asked[0][0]
-    names = [cls.names[value] for value, _ in cls.asked[0]]
-    assert cls.names[first].startswith("mlp.down_proj")
+    working = lora.points[0].classes[0].stage_working_bytes
+    assert len(cls.backward) == cls.stages == 2
+    asked = cls.backward[0].requests
+    names = [cls.names[request.value] for request in asked]
+    assert names[0].startswith("mlp.down_proj")
     assert names.index("mlp.act_fn.silu") < names.index("post_attention_layernorm.rsqrt")
-    for stage, asked in enumerate(cls.asked):
-        assert all(count <= cls.stage_working_bytes[stage] for _, count in asked)
+    for stage, most in zip(cls.backward, working, strict=True):
+        assert most == max(stage.early_bytes, *(request.peak_bytes for request in stage.requests))
+        assert all(request.held_bytes <= request.peak_bytes for request in stage.requests)
     hidden = cls.value_bytes[next(iter(cls.inputs))]
-    assert cls.asked[0][0][1] <= 2 * hidden  # the gradient of the block's output, and little else
+    assert asked[0].held_bytes <= 2 * hidden  # the gradient of the block's output, and little else
 
 
 def op_working_bytes(block: torch.nn.Module) -> dict[str, int]:
@@ -100,11 +102,17 @@ def test_the_first_request_for_a_value_counts_and_the_most_of_all_blocks() -> No
     record = strategies.Graph(values).block_class("Layer", [0, 1], 2)
     found = SimpleNamespace(record=record, slot_stages=[1, 0, 0], slot_values=[0, 1, 1])
     segments = [
-        *(Segment("forward:0", 0, 0), Segment("backward:1:0", 90, 0)),
-        *(Segment("backward:1:0:2", 50, 0), Segment("backward:1:0:1", 70, 0), Segment("backward:1:1:0", 33, 0)),
-        *(Segment("backward:0:0:2", 27, 0), Segment("backward:0:0:1", 99, 0), Segment("backward:0:1:0", 20, 0)),
+        *(Segment("forward:0", 0, 0), Segment("backward:1:0", 90, 95)),
+        *(Segment("backward:1:0:2", 50, 80), Segment("backward:1:0:1", 70, 91), Segment("backward:1:1:0", 33, 60)),
+        *(Segment("backward:0:0:2", 27, 44), Segment("backward:0:0:1", 99, 99), Segment("backward:0:1:0", 20, 21)),
     ]
     classes: list[Any] = [found]
     reading = Reading(Trace(tuple(segments)), classes, [[8, 16]], 0, Gradients(0, 0, (0, 0)), accumulation=True)
+    late, early = reading.requests(0)
     # beside block 1 there is what block 0 stores, 24 bytes
-    assert reading.asked_bytes(0) == ({1: max(50 - 24 - 24, 27 - 24)}, {0: max(33 - 24 - 8, 20 - 8)})
+    assert late.early_bytes == 95 - 24 - 24
+    assert late.held_bytes == {1: max(50 - 24 - 24, 27 - 24)}
+    assert late.peak_bytes == {1: max(91 - 24 - 24, 99 - 24)}  # a second request for a value goes on from its first
+    assert early.early_bytes == 0
+    assert early.held_bytes == {0: max(33 - 24 - 8, 20 - 8)}
+    assert early.peak_bytes == {0: max(60 - 24 - 8, 21 - 8)}

@@ -18,7 +18,8 @@ from random_blocks import Model, Move
 from torch import nn
 
 from hilore_plan.codecs import registry
-from hilore_plan.planner.simulate import Simulation, UnrecoverableError, simulate
+from hilore_plan.planner.inexact import UnrecoverableError
+from hilore_plan.planner.simulate import simulate
 from hilore_plan.planner.timeline import View, view_at
 from hilore_plan.profiler import profile as profile_file
 from hilore_plan.profiler.peaks import measure_peak
@@ -43,6 +44,17 @@ WORKLOAD = Workload(
 )
 CPU = torch.device("cpu")
 PLANS = 2
+ROUNDING = 64  # what the CPU's allocator rounds up to
+RELEASED_LATE = Model(
+    (Move("in place", 1), Move("in place", 1), Move("scores", 1, 3), Move("gate", 1), Move("gate", 0, 2), Move("add")),
+    dtype=torch.bfloat16,
+    waste=False,
+)
+HELD_IN_FORWARD = Model(
+    (Move("tanh"), Move("added", 2, 2), Move("spread", 2, 3), Move("shift", 1, 2), Move("norm", 2), Move("gelu")),
+    frozen=True,
+    waste=False,
+)
 
 
 class Headless(nn.Module):
@@ -80,13 +92,15 @@ def actions(view: View, seed: int) -> list[dict[str, Action]]:
     """An action for each unit of each block, any that the unit can have; an input is kept where something needs it."""
     draw = random.Random(seed)
     chosen = [dict(_drawn(view, position, draw)) for position in range(len(view.blocks))]
+    for block in chosen:
+        for (
+            unit
+        ) in block:  # what reads a value that is no unit and cannot come again, or spoils one that has to be exact
+            if block[unit] != "store" and not is_recoverable(view, chosen):
+                block[unit] = "store"
     for position, block in enumerate(chosen):
         cls = view.class_at(position)
-        given = {cls.names[unit] for unit in cls.inputs - cls.forced}
-        for unit in block:  # what reads a value that is no unit and cannot come again
-            if block[unit] == "recompute" and not is_recoverable(view, chosen):
-                block[unit] = "store"
-        for unit in given & block.keys():
+        for unit in {cls.names[unit] for unit in cls.inputs - cls.forced} & block.keys():
             block[unit] = "recompute"
             if not is_recoverable(view, chosen):
                 block[unit] = "store"
@@ -126,20 +140,24 @@ def measured(
         return measure_peak(step, announced)
 
 
-@settings(max_examples=3, phases=(Phase.explicit, Phase.generate))  # to make one smaller would take minutes
+@settings(max_examples=6, phases=(Phase.explicit, Phase.generate))  # to make one smaller would take minutes
 @given(random_blocks.models(dtypes=(torch.float32, torch.bfloat16), waste=st.just(False)), st.integers(0, 2**16))
+@example(RELEASED_LATE, 784)
+@example(HELD_IN_FORWARD, 364)
 def test_the_simulated_peak_is_the_measured_one(model: Model, seed: int) -> None:
-    """To the byte where forward's end makes the peak; where backward does, never more is measured.
+    """To the byte, whatever makes it, but for 8 bytes for each Python number that an op saves past all hooks.
 
-    What a stage rebuilds on the way counts as long as the stage lasts, and beside it all that the stage's own ops need;
-    a program lets go of each value at its last use, and has done so before those ops run.
+    With casts it may be more: widened copies count from the first value on that is not there as it is.
+
+    The examples were under-predicted once: by kept values that a program read and that stayed until their stage was
+    over, and by values that are not kept and yet are there when forward holds most.
     """
     view, variants = view_at(profiled(model), WORKLOAD.tokens), Variants()
     for number in range(PLANS):
         chosen = actions(view, seed + number)
-        simulation = simulate(view, chosen)
-        peak = measured(model, chosen, variants)
-        assert simulation.peak_bytes - unseen(view, chosen, simulation) <= peak <= simulation.peak_bytes
+        more = simulate(view, chosen).peak_bytes - measured(model, chosen, variants)
+        assert more > -ROUNDING
+        assert more < ROUNDING or any("cast" in block.values() for block in chosen)
 
 
 @settings(max_examples=3, phases=(Phase.explicit, Phase.generate))
@@ -187,21 +205,3 @@ class Announced:
             micro_batch.alarm = Alarm()
             micro_batch.alarm.raised = self.riskier
             yield micro_batch
-
-
-def unseen(view: View, chosen: Sequence[dict[str, Action]], simulation: Simulation) -> int:
-    """What the simulator counts at the peak and allocations may not show: nothing where no block runs."""
-    part, *numbers = simulation.binding.split(":")
-    if part not in ("forward", "backward"):
-        return 0
-    point = next(point for point in simulation.points if point.name == simulation.binding)
-    if part == "forward":
-        return point.working
-    position, stage = view.blocks.index(int(numbers[0])), int(numbers[1])
-    cls = view.class_at(position)
-    asked = sum(
-        cls.value_bytes[value]
-        for value, slots in enumerate(cls.slots)
-        if stage in slots and value not in cls.free and chosen[position].get(cls.names[value]) == "recompute"
-    )
-    return point.working + point.rebuilt - asked

@@ -61,6 +61,9 @@ def test_what_an_older_revision_does_not_say_is_as_it_was() -> None:
     older = io.load_profile(DATA / "profile-1.2.json")
     measures = [measure for point in older.points for measure in point.classes]
     assert {(m.op_working_bytes, m.asked_values, m.asked_bytes) for m in measures} == {((), (), ())}
+    before = io.load_profile(DATA / "profile-1.3.json")
+    measures = [measure for point in before.points for measure in point.classes]
+    assert {(m.asked_peaks, m.forward_values, m.forward_peaks) for m in measures} == {((), (), ())}
 
 
 @pytest.mark.parametrize(
@@ -73,10 +76,16 @@ def test_what_an_older_revision_does_not_say_is_as_it_was() -> None:
         ("asked_values", [[5, 3], [3, 2]], "each once"),
         ("asked_values", [[5, 99], [3, 2]], "each once"),
         ("asked_bytes", [[1024], [1024, 2048]], "one number for each"),
+        ("asked_peaks", [[1024, 2048], [1024, 2048, 4096]], "asked_peaks does not have one number more"),
+        ("asked_peaks", [[1024, 2048, 4096]], "asked_peaks does not have one number more"),
+        ("forward_values", [2, 3, 2, 4, 3, 5, 4, 2], "forward_values is not values"),
+        ("forward_values", [2, 3, 2, 4, 3, 5, 4, 99], "forward_values is not values"),
+        ("forward_values", [2, 3], "forward_peaks does not have one number more"),
+        ("forward_peaks", [1024], "forward_peaks does not have one number more"),
     ],
 )
-def test_what_backward_asks_for_has_to_fit_its_class(field: str, wrong: object, says: str, tmp_path: Path) -> None:
-    data = json.loads((DATA / "profile-1.3.json").read_text())
+def test_what_was_seen_of_a_class_has_to_fit_it(field: str, wrong: object, says: str, tmp_path: Path) -> None:
+    data = json.loads((DATA / "profile-1.4.json").read_text())
     data["points"][0]["classes"][0][field] = wrong
     (tmp_path / "a.json").write_text(json.dumps(data))
     with pytest.raises(FileError, match=says):
