@@ -8,6 +8,7 @@ differs.
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -20,7 +21,7 @@ from hilore_plan.codecs.base import decode, encode
 from hilore_plan.codecs.format import Format
 from hilore_plan.codecs.grouped import GroupCodec
 from hilore_plan.codecs.registry import CODECS, FORMATS
-from hilore_plan.profiler.clock import median_seconds
+from hilore_plan.profiler.clock import interleaved_seconds
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GROUPS = 67  # no multiple of what one program takes
@@ -122,10 +123,8 @@ def speed(form: Format, device: torch.device) -> str:
     """What a codec does with a large tensor."""
     tensor = torch.randn(TIMED_ELEMENTS, device=device, dtype=torch.bfloat16)
     kept = encode(CODECS[form.name], tensor)
-    seconds = (
-        median_seconds(lambda: encode(CODECS[form.name], tensor), device),
-        median_seconds(lambda: decode(kept), device),
-    )
+    works = [lambda: encode(CODECS[form.name], tensor), lambda: decode(kept)]
+    seconds = map(statistics.median, interleaved_seconds(works, device, rounds=5))
     rates = [tensor.nbytes / each / 1e9 for each in seconds]
     return f"{form.name}: encodes {rates[0]:.0f} and decodes {rates[1]:.0f} GB of bfloat16 a second"
 

@@ -12,7 +12,7 @@ from hilore_plan.codecs.base import Codec, decode, encode
 from hilore_plan.graph.recovery_units import BlockGraph
 from hilore_plan.graph.signature import Call
 from hilore_plan.graph.stages import hint_bytes
-from hilore_plan.profiler.clock import median_seconds
+from hilore_plan.profiler.clock import seconds_amid_compute
 from hilore_plan.schema.profile import BlockClass
 
 # of the largest unit's bytes; what is smaller (statistics of norms and of attention) saves nothing and errs the most
@@ -83,5 +83,7 @@ class _CodecRun(fx.Interpreter):
     def _seconds(self, codec: Codec, tensor: torch.Tensor) -> float:
         key = (codec.name, tensor.shape, tensor.stride(), tensor.dtype)
         if key not in self._timed:
-            self._timed[key] = median_seconds(lambda: decode(encode(codec, tensor)), tensor.device)
+            encoded = encode(codec, tensor)
+            decoding = seconds_amid_compute(lambda: decode(encoded), tensor.device)
+            self._timed[key] = seconds_amid_compute(lambda: encode(codec, tensor), tensor.device) + decoding
         return self._timed[key]

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from hilore_plan.graph.recovery_units import BlockGraph
 from hilore_plan.graph.signature import Call
 from hilore_plan.profiler.calls import storage_of
-from hilore_plan.profiler.clock import median_seconds, synchronize
+from hilore_plan.profiler.clock import seconds_amid_compute, synchronize
 from hilore_plan.profiler.memory import Recorder, storage_bytes
 
 
@@ -190,4 +190,6 @@ class _Sizer(fx.Interpreter):
 
 def _cast_seconds(tensor: torch.Tensor, narrow: torch.dtype, device: torch.device) -> float:
     """Seconds to narrow a tensor and to widen it again."""
-    return median_seconds(lambda: tensor.to(narrow).to(tensor.dtype), device)
+    narrowed = tensor.to(narrow)
+    widening = seconds_amid_compute(lambda: narrowed.to(tensor.dtype), device)
+    return seconds_amid_compute(lambda: tensor.to(narrow), device) + widening
