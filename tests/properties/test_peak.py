@@ -140,7 +140,7 @@ def measured(
         return measure_peak(step, announced)
 
 
-@settings(max_examples=6, phases=(Phase.explicit, Phase.generate))  # to make one smaller would take minutes
+@settings(max_examples=3, phases=(Phase.explicit, Phase.generate))  # to make one smaller would take minutes
 @given(random_blocks.models(dtypes=(torch.float32, torch.bfloat16), waste=st.just(False)), st.integers(0, 2**16))
 @example(RELEASED_LATE, 784)
 @example(HELD_IN_FORWARD, 364)
