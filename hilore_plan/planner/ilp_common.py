@@ -52,7 +52,7 @@ class _Builder:
             return 0
         if self.stage <= max(self.cls.slots[value], default=-1) or not reading:
             return self.vars.kept_bytes(value, self.scale)
-        sizes = [(self.vars.store.get(value, 1), self.cls.value_bytes[value])]
+        sizes = [(self.vars.stored(value), self.cls.value_bytes[value])]
         sizes += [(variable, form.bytes) for form, variable in self.vars.forms.get(value, ())]
         laters = [later for way in self.ways for later in way.laters(value, reading)]
         return pulp.lpSum(
@@ -84,4 +84,4 @@ class _Builder:
         """1 if the value has to be rebuilt, widened or decoded."""
         if value in self.cls.free:
             return 0
-        return 1 - self.vars.store.get(value, 1 if value in self.cls.forced else 0)
+        return 1 - self.vars.stored(value)

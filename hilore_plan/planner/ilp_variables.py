@@ -61,11 +61,13 @@ class Variables:
             return self.ran[op]  # an op with one output runs when that output is wanted
         return [self.share(f"d{value}_{stage}") for stage in self.stages]
 
+    def stored(self, value: int) -> Expression:
+        """1 if the value is kept as it is."""
+        return self.store.get(value, 1 if value in self.cls.forced else 0)
+
     def held(self, value: int) -> Expression:
         """1 if the value is kept in any form that is read."""
-        if value in self.store:
-            return self.store[value] + sum(variable for _, variable in self.coded.get(value, ()))
-        return 1 if value in self.cls.forced else 0
+        return self.stored(value) + sum(variable for _, variable in self.coded.get(value, ()))
 
     def compressed(self, value: int) -> list[Expression]:
         """The binaries of a value's codecs."""
@@ -83,8 +85,7 @@ class Variables:
         """Those of it as it is."""
         if value in self.cls.free:
             return 0
-        stored = self.store.get(value, 1 if value in self.cls.forced else 0)
-        return scale.bytes(self.cls.value_bytes[value]) * stored
+        return scale.bytes(self.cls.value_bytes[value]) * self.stored(value)
 
     def coded_bytes(self, value: int, scale: Scale) -> Expression:
         """Those of it in another form."""

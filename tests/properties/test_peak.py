@@ -93,9 +93,8 @@ def actions(view: View, seed: int) -> list[dict[str, Action]]:
     draw = random.Random(seed)
     chosen = [dict(_drawn(view, position, draw)) for position in range(len(view.blocks))]
     for block in chosen:
-        for (
-            unit
-        ) in block:  # what reads a value that is no unit and cannot come again, or spoils one that has to be exact
+        # what reads a value that is no unit and cannot come again, or spoils one that has to be exact, is stored
+        for unit in block:
             if block[unit] != "store" and not is_recoverable(view, chosen):
                 block[unit] = "store"
     for position, block in enumerate(chosen):

@@ -125,7 +125,7 @@ class Branches(nn.Module):
         return left.sum(), right.sum()
 
 
-@pytest.mark.parametrize("retained", [(False, True, True, False), (True, False, True, False)], ids=str)
+@pytest.mark.parametrize("retained", [(False, True, True, False), (True, False)], ids=str)
 def test_backward_through_one_part_of_a_block_and_then_again_and_again_through_the_other(
     retained: Sequence[bool], attach: Attach
 ) -> None:
@@ -144,8 +144,6 @@ def test_backward_through_one_part_of_a_block_and_then_again_and_again_through_t
             left.backward(retain_graph=retained[0])
             for retain in retained[1:]:
                 right.backward(retain_graph=retain)
-                if not retain:
-                    break
             found.append({name: p.grad.clone() for name, p in each.named_parameters() if p.grad is not None})
         assert len(found[0]) == 4
         assert_bit_equal(*found)
