@@ -65,6 +65,18 @@ def make_plan(
     )
 
 
+def loadable(plan: Plan) -> Plan:
+    """The plan with the names of classes in its groups, which a file must have."""
+    names = {block: kind.name for kind in plan.classes for block in kind.blocks}
+    entries = [
+        entry.model_copy(
+            update={"groups": tuple(g.model_copy(update={"class_name": names[g.blocks[0]]}) for g in entry.groups)}
+        )
+        for entry in plan.entries
+    ]
+    return plan.model_copy(update={"entries": tuple(entries)})
+
+
 def graphs_of(runtime: Runtime) -> list[BlockGraph]:
     """The first graph that each block ran under a runtime."""
     return [next(iter(planned.stored)) for planned in runtime._blocks]

@@ -103,13 +103,14 @@ def regroup(
     norm: Norm = "l2",
     saving: float = SAVING,
     leave_out_silent: bool = False,
+    equal_rows: bool = False,
 ) -> Regrouped:
     """Puts the rows of one optimizer step into as many micro-batches as before, so that the step gets faster.
 
     The step's gradient stays the same up to the order of summation. Where the loss divides by a micro-batch's own rows
-    (the normaliser's `rows` is None), all keep equally many; otherwise each has any number but 0. The estimated time is
-    never above that of the micro-batches given: they stay where nothing better is found, and otherwise the order of the
-    rows decides nothing but which of equal rows goes where.
+    (the normaliser's `rows` is None), or with `equal_rows`, all keep equally many; otherwise each has any number but 0.
+    The estimated time is never above that of the micro-batches given: they stay where nothing better is found, and
+    otherwise the order of the rows decides nothing but which of equal rows goes where.
 
     Args:
         rows: all of the step; of several ranks, each regroups its own.
@@ -120,11 +121,12 @@ def regroup(
         norm: how exposures of rows add up.
         saving: the share of a micro-batch's time that a plan saves where there is no exposure; 0: only lengths count.
         leave_out_silent: leave rows without signal out, as `leave_out` does.
+        equal_rows: for trainers whose ranks gather a number of each row: what they gather must have one size.
 
     Raises:
         RefusedError: this loss does not allow it; the message says why.
-        UsageError: micro-batches that do not divide the rows, or not equally where rows are counted; or a limit that
-            cannot be kept.
+        UsageError: micro-batches that do not divide the rows, or not equally where they must; or a limit that cannot be
+            kept.
     """
     if reason := may_regroup(loss, normaliser):
         raise RefusedError(f"rows may not move to other micro-batches: {reason}", "train without regrouping")
@@ -134,7 +136,7 @@ def regroup(
         tokens=[row.tokens for row in rows],
         exposures=[row.exposure**2 if norm == "l2" else row.exposure for row in rows],
         count=len(given),
-        size=_common_size(given) if normaliser.counts_rows else None,
+        size=_common_size(given) if normaliser.counts_rows or equal_rows else None,
         limit=max(_padded(rows, group) for group in given) if token_limit is None else token_limit,
         saving=saving,
         power=1 if norm == "l2" else 2,
@@ -217,8 +219,8 @@ def _common_size(groups: Sequence[Sequence[int]]) -> int:
     sizes = sorted({len(group) for group in groups})
     if len(sizes) > 1:
         raise UsageError(
-            f"micro-batches of {' and '.join(map(str, sizes))} rows weigh their rows differently under this loss",
-            "give micro-batches of equally many rows, or a normaliser with rows=",
+            f"micro-batches of {' and '.join(map(str, sizes))} rows, where this loss or its trainer needs equally many",
+            "give micro-batches of equally many rows, or a normaliser with rows= and no equal_rows",
         )
     return sizes[0]
 

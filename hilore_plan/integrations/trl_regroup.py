@@ -7,7 +7,9 @@ Prompts keep their padding: it is on the left, so that without it positions woul
 positions feel, and in rotary ones the last digits. Completions are padded on the right, where causal models never look.
 
 The trainer's own windows hold: micro-batches count from one optimizer step to the next (`sync_gradients`), there may be
-fewer at the end of an epoch, and a generation may begin or end within a step. On several ranks each regroups its own.
+fewer at the end of an epoch, and a generation may begin or end within a step. On several ranks each regroups its own,
+into micro-batches of as many rows as before: the trainer's metrics gather a number of each row, and ranks with more or
+fewer rows than others would hang or abort.
 """
 
 from __future__ import annotations
@@ -219,6 +221,7 @@ def _groups(
     return regroup(
         rows, count, loss=config, normaliser=normaliser,
         norm=settings.norm, saving=settings.saving, leave_out_silent=settings.leave_out_silent,
+        equal_rows=normaliser.ranks > 1,
     )  # fmt: skip
 
 

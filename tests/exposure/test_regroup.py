@@ -139,6 +139,16 @@ def test_rows_of_like_length_and_like_exposure_come_together() -> None:
     assert regroup(by_exposure, 2, loss=GRPO, normaliser=OWN_ROWS).micro_batches == ((0, 2), (1, 3))
 
 
+def test_micro_batches_are_of_equally_many_rows_where_that_is_asked() -> None:
+    rows = [Row(20), Row(3), Row(3), Row(3)]
+    free, equal = (
+        regroup(rows, 2, loss=DAPO, normaliser=TOKENS, equal_rows=equal_rows).micro_batches
+        for equal_rows in (False, True)
+    )
+    assert free == ((0,), (1, 2, 3))
+    assert [len(group) for group in equal] == [2, 2]
+
+
 def test_what_is_better_than_anything_found_stays() -> None:
     rows = [Row(1000 + i, 10.0 if i % 3 == 0 else 0.1) for i in range(72)]
     high, low = ([i for i in range(72) if (i % 3 == 0) == much] for much in (True, False))
@@ -439,7 +449,7 @@ def test_where_tokens_are_dropped_by_their_neighbours_only_silent_micro_batches_
         ([[0, 1], [2]], "do not divide 4 rows"),
         ([[0, 1], [2, 3, 3]], "do not divide 4 rows"),
         ([[0, 1, 2, 3], []], "do not divide 4 rows"),
-        ([[0], [1, 2, 3]], "of 1 and 3 rows weigh their rows differently"),
+        ([[0], [1, 2, 3]], "of 1 and 3 rows, where this loss or its trainer needs equally many"),
     ],
 )
 def test_micro_batches_that_cannot_be_are_named(micro_batches: Any, what: str) -> None:

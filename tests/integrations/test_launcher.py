@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from models import FAMILIES
-from plans import make_plan
+from plans import loadable, make_plan
 from torch import nn
 
 import hilore_plan
@@ -74,10 +74,7 @@ print("trained")
 
 def save_plan(model: nn.Module, path: Path, actions: Actions | None = None) -> None:
     """A plan with the given actions per block, or one that recomputes everything, as a file."""
-    plan = make_plan(model, actions)
-    names = {block: kind.name for kind in plan.classes for block in kind.blocks}
-    groups = tuple(group.model_copy(update={"class_name": names[group.blocks[0]]}) for group in plan.entries[0].groups)
-    save(plan.model_copy(update={"entries": (plan.entries[0].model_copy(update={"groups": groups}),)}), path)
+    save(loadable(make_plan(model, actions)), path)
 
 
 @pytest.fixture

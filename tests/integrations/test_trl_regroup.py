@@ -17,7 +17,7 @@ import pytest
 import torch
 from integrations.test_launcher import save_plan
 from models import FAMILIES
-from setups.trl_runs import MARKS, Setup, make_grpo, make_model, make_sft, parameters_of
+from setups.trl_runs import MARKS, Setup, make_model, make_sft, make_uneven_grpo, parameters_of
 from tolerances import OTHER_ORDER_FP32
 
 import hilore_plan
@@ -138,6 +138,15 @@ def test_rows_stay_in_their_optimizer_step(
     assert regrouping.counts.tokens < regrouping.counts.tokens_before == len(plain.used) * ROWS * (PROMPT + WIDTH)
     regrouping.undo()
     assert "_prepare_inputs" not in vars(mine)
+
+
+@pytest.mark.parametrize(("ranks", "equal"), [(1, False), (2, True)])
+def test_on_several_ranks_micro_batches_keep_as_many_rows_as_others_gather_of(ranks: int, equal: bool) -> None:
+    trainer = GRPOTrainer(4, 4, loss_type="dapo")
+    trainer.accelerator.num_processes = ranks
+    regroup_steps(trainer)
+    trainer.epoch(8)
+    assert ({len(rows) for _, rows in trainer.used} == {ROWS}) == equal
 
 
 def test_what_is_left_of_a_generation_goes_with_it() -> None:
@@ -286,24 +295,13 @@ def test_settings_for_a_plan_come_from_its_buckets() -> None:
 
 # --- the real trainer ---
 
-# of the tiny models' 256 tokens, those that are sampled: so few that many completions end early
-_SAMPLED = {"suppress_tokens": list(range(10, 256))}
-
-
-def _reward(completions: list[str], prompts: list[str], **_: Any) -> list[float]:
-    """Of prompts of one length none depends on the answer, so that their rows are silent."""
-    flat = [len(prompt) == len("two and ") for prompt in prompts]
-    return [1.0 if same else len(text) % 5 / 5 for same, text in zip(flat, completions, strict=True)]
-
 
 def trained(
     folder: Path, settings: Mapping[str, Any], how: Settings | None, plan: bool = False
 ) -> tuple[dict[str, torch.Tensor], Counts]:
     """How much training moves each parameter of a model in fp64, and what regrouping did."""
     common = {"optim": "sgd", "gradient_accumulation_steps": 4, "max_completion_length": 12, "max_grad_norm": 1e9}
-    given = {**common, "generation_kwargs": _SAMPLED, **settings}
-    trainer = make_grpo(Setup(given, dtype=torch.float64), folder)
-    trainer.reward_funcs = [_reward]
+    trainer = make_uneven_grpo(Setup({**common, **settings}, dtype=torch.float64), folder)
     before = parameters_of(trainer)
     regrouping = None if how is None else regroup_steps(trainer, how)
     attachment = attach_to(trainer, plans.make_plan(trainer.model)) if plan else None
@@ -403,9 +401,6 @@ TRAIN = """
 import sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
-from integrations.test_trl_regroup import _SAMPLED, _reward
-from setups.trl_runs import Setup, make_grpo
-trainer = make_grpo(Setup({"loss_type": sys.argv[2], "generation_kwargs": _SAMPLED}), Path(sys.argv[1]))
-trainer.reward_funcs = [_reward]
-trainer.train()
+from setups.trl_runs import Setup, make_uneven_grpo
+make_uneven_grpo(Setup({"loss_type": sys.argv[2]}), Path(sys.argv[1])).train()
 """

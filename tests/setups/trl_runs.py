@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,23 @@ def make_grpo(setup: Setup, folder: Path) -> Any:
         eval_dataset=data.select(range(8)),
         **_parts(setup, folder),
     )
+
+
+# of the tiny models' 256 tokens, those that are sampled: so few that many completions end early
+_SAMPLED = {"suppress_tokens": list(range(10, 256))}
+
+
+def _reward_of_lengths(completions: list[str], prompts: list[str], **_: Any) -> list[float]:
+    """Of prompts of one length none depends on the answer, so that their rows are silent."""
+    flat = [len(prompt) == len("two and ") for prompt in prompts]
+    return [1.0 if same else len(text) % 5 / 5 for same, text in zip(flat, completions, strict=True)]
+
+
+def make_uneven_grpo(setup: Setup, folder: Path) -> Any:
+    """A `GRPOTrainer` with completions of different lengths, and rows without signal among those of a step."""
+    trainer = make_grpo(replace(setup, settings={"generation_kwargs": _SAMPLED, **setup.settings}), folder)
+    trainer.reward_funcs = [_reward_of_lengths]
+    return trainer
 
 
 def make_sft(setup: Setup, folder: Path) -> Any:
