@@ -29,6 +29,11 @@ class Pair:
     unit: str
     codec: Codec
 
+    @property
+    def branch(self) -> str:
+        """The part of the block that the unit is in: the first part of its name."""
+        return self.unit.partition(".")[0]
+
 
 @dataclass
 class CalibratedClass:

@@ -1,18 +1,18 @@
 """`calibrate`: the risk of every unit and codec, by tests of single blocks in fp32.
 
 With g_m the gradient of micro-batch m, the squared error of a unit and codec there is |g_m|^2 times a slope, taken over
-the micro-batches that the pair was tested on. Exposures predict |g_m| only on average (on SmolLM2-135M |g_m|^2 per
-squared exposure varies by a factor of four), and the errors follow the gradient. Those of different micro-batches are
-independent, so that over a step they add up in squares, and relative to the gradient of the step that all calibrated
-micro-batches make up together
+all calibrated micro-batches. Exposures predict |g_m| only on average (on SmolLM2-135M |g_m|^2 per squared exposure
+varies by a factor of four), and the errors follow the gradient. Those of different micro-batches are independent, so
+that over a step they add up in squares, and relative to the gradient of the step that all calibrated micro-batches make
+up together
 
     rho = slope * sum over m of |g_m|^2 / |sum over m of g_m|^2.
 
 A step of more micro-batches whose gradients point the same way has a smaller error than that, never a larger one.
 
-`damping` is fitted on random mixes of compressed units over a few of those micro-batches. Others are kept aside: on
-them, mixes that nothing was fitted to give the figures by which the prediction can be judged. What is predicted is what
-a plan would say: the error of a step, from the calibrated micro-batches alone.
+`damping`, a factor on what errors come to below their block, is fitted on mixes of compressed units over a few of those
+micro-batches. Others are kept aside: on them, mixes that nothing was fitted to give the figures by which the prediction
+can be judged. What is predicted is what a plan would say: the error of a step, from the calibrated micro-batches alone.
 
 The bf16 noise floor is measured where the workload is not in fp32, on one micro-batch: a CPU may take a minute for it.
 It is scaled to the step as the errors are.
@@ -47,8 +47,8 @@ from hilore_plan.schema.profile import Exposures, Mix, Risk
 FIT_MIXES = 6
 FIT_BATCHES = 3
 HELD_OUT_MIXES = 10
-# what mixes aim with before it is known; measured on SmolLM2-135M
-LIKELY_DAMPING = 0.5
+# what mixes aim with before it is known: what blocks cause is measured one by one, so that little is left to correct
+LIKELY_DAMPING = 1.0
 
 
 def calibrate(
@@ -182,7 +182,7 @@ class _Calibration:
     def _announce(self, seconds: float, recorded: Recorded, mixes: int) -> None:
         """Tells the cost beforehand: of the tests, and of passes through the model of `seconds` each."""
         tested, fitted, aside = len(self.calibrated), len(self._fitted), len(self.aside)
-        passes = 2 * tested + fitted * (2 + FIT_MIXES) + aside * (2 + mixes)
+        passes = 2 * tested + fitted * (2 + FIT_MIXES) + aside * (2 + mixes) + self.tests.passes(recorded)
         total = self.tests.expected_seconds(recorded) + passes * seconds
         self.progress.start(f"calibrating, about {format_seconds(total)}", tested + fitted + aside)
 

@@ -6,7 +6,9 @@ inputs,
 
     local = |g' - g|^2,        propagated = |d' - d|^2 / |d|^2 * |gradient of everything below|^2.
 
-Everything below is linear in d: the second one is what the error would be if it went down undamped.
+Everything below is linear in d: the second one is what the error would be if it went down undamped. It does not: errors
+of single tokens cancel where gradients add up over all of them. How much of an error arrives is what its own gradient
+below comes to, for which the backward of the blocks below is run with d' - d.
 """
 
 from __future__ import annotations
@@ -81,12 +83,11 @@ class Recorded:
         """Gradients of all parameters in the order of `Parts.everything`, with whatever the tapes have replaced."""
         return gradients(self.loss, self.parts.everything)
 
-    def beneath(self, inputs: Gradients) -> float:
-        """Squared gradient of what lies below the first block, given the gradients of that block's inputs."""
-        pairs = [(x, d) for x, d in zip(self.tapes[0].inputs, inputs, strict=True) if d is not None and x.grad_fn]
-        if not pairs or not self.parts.outside:
-            return 0.0
-        return squared(gradients([x for x, _ in pairs], self.parts.outside, [d for _, d in pairs]))
+    def below(self, index: int, inputs: Gradients) -> Gradients:
+        """Gradients of all parameters below a block that follow from those of its inputs; None where there are none."""
+        parameters = [*(p for block in self.parts.inside[:index] for p in block), *self.parts.outside]
+        pairs = [(x, d) for x, d in zip(self.tapes[index].inputs, inputs, strict=True) if d is not None and x.grad_fn]
+        return gradients([x for x, _ in pairs], parameters, [d for _, d in pairs]) if pairs else []
 
 
 def gradients(
@@ -107,9 +108,10 @@ def squared(tensors: Sequence[torch.Tensor | None]) -> float:
 
 def squared_distance(some: Gradients, others: Gradients) -> float:
     """The sum of all squared differences; a gradient that only one side has is a difference."""
-    return squared(list(_differences(some, others)))
+    return squared(list(differences(some, others)))
 
 
-def _differences(some: Gradients, others: Gradients) -> Iterator[torch.Tensor | None]:
+def differences(some: Gradients, others: Gradients) -> Iterator[torch.Tensor | None]:
+    """One by one, up to the sign; None where both are."""
     for one, other in zip(some, others, strict=True):
         yield one if other is None else other if one is None else one - other

@@ -1,4 +1,8 @@
-"""Random sets of compressed units in the whole model: the error that is predicted for them, and the measured one."""
+"""Sets of compressed units in the whole model: the error that is predicted for them, and the measured one.
+
+Every second set is random. The others are drawn as a planner draws: units where they are the least risky by their own
+tests. If those tests are off, such sets are made of what is predicted too low.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +58,8 @@ ClassOf = Sequence[CalibratedClass | None]
 def draw_mixes(slopes: Slopes, class_of: ClassOf, scale: float, damping: float, count: int, seed: int) -> list[Chosen]:
     """Mixes of pairs whose predicted errors are spread evenly, in logarithms, between the lowest and the highest.
 
+    They are random and of the least risky by turns.
+
     Args:
         slopes: what a block and pair cause.
         class_of: the class of each block, which says what belongs into one mix.
@@ -65,13 +71,28 @@ def draw_mixes(slopes: Slopes, class_of: ClassOf, scale: float, damping: float, 
     choose = random.Random(seed)  # noqa: S311 - which units are tested together is no secret
     steps = [(number + 0.5) / count for number in range(count)]
     targets = [LOWEST * (HIGHEST / LOWEST) ** step for step in steps]
-    return [_draw(slopes, class_of, (target**2) / scale, damping, choose) for target in targets]
+    mixes = []
+    for number, target in enumerate(targets):
+        order = _least_risky(slopes, damping, choose) if number % 2 else choose.sample(list(slopes), len(slopes))
+        mixes.append(_filled(slopes, class_of, order, target**2 / scale, damping))
+    return mixes
 
 
-def _draw(slopes: Slopes, class_of: ClassOf, target: float, damping: float, choose: random.Random) -> Chosen:
-    """Units of blocks in random order, each with a random codec, as long as they leave the target in reach."""
-    order = list(slopes)
-    choose.shuffle(order)
+def _least_risky(slopes: Slopes, damping: float, choose: random.Random) -> list[tuple[int, Pair]]:
+    """Pairs in random order, each in the third of the blocks where it errs least, the least first."""
+    pairs = list(dict.fromkeys(pair for _, pair in slopes))
+    choose.shuffle(pairs)
+    order = []
+    for pair in pairs:
+        places = sorted((p for p in slopes if p[1] == pair), key=lambda place: slopes[place].damped(damping))
+        order += places[: -(-len(places) // 3)]
+    return order
+
+
+def _filled(
+    slopes: Slopes, class_of: ClassOf, order: Sequence[tuple[int, Pair]], target: float, damping: float
+) -> Chosen:
+    """The pairs of blocks in this order, as long as they leave the target in reach."""
     total = 0.0
     chosen: dict[int, list[Pair]] = {}
     for block, pair in order:

@@ -138,7 +138,8 @@ class UnitRisk(Record):
     """The error that one codec on one unit causes, in each block of the class (in the order of its `blocks`).
 
     Both are squared errors of the gradient of a step, relative to that gradient, with the unit compressed in every
-    micro-batch: `local` in the block's own parameters, `propagated` in everything below, if it went down undamped.
+    micro-batch: `local` in the block's own parameters, `propagated` in everything below, as much as arrives there
+    (before revision 4: if it went down undamped).
     """
 
     unit: str
@@ -148,7 +149,10 @@ class UnitRisk(Record):
 
 
 class Mix(Record):
-    """A random set of compressed units on micro-batches kept aside: its predicted and measured relative error."""
+    """A set of compressed units on micro-batches kept aside, its predicted and its measured relative error.
+
+    From revision 4 on, sets are random and of the least risky units by turns, the first one random.
+    """
 
     units: int = Field(ge=1)
     predicted: float = Field(ge=0)
@@ -166,9 +170,9 @@ class Exposures(Record):
 class Risk(Record):
     """What compression costs in gradient error, calibrated in fp32: `local + damping * propagated` per unit and codec.
 
-    `units` run along the profile's classes. `noise` is the relative difference between the gradient in the workload's
-    dtype and in fp32, `source` where the text came from, `zero_is_free` whether a micro-batch without coefficients has
-    no gradient at all.
+    `damping` makes the sum fit what sets of units cause together. `units` run along the profile's classes. `noise` is
+    the relative difference between the gradient in the workload's dtype and in fp32, `source` where the text came from,
+    `zero_is_free` whether a micro-batch without coefficients has no gradient at all.
     """
 
     damping: float = Field(ge=0)

@@ -136,7 +136,7 @@ class Tables:
         Columns:
             block (int), class_name, unit, codec (word): as in `units`.
             local (real): in the block's own parameters.
-            propagated (real): in everything below, if it went down undamped.
+            propagated (real): in everything below, as much as arrives there.
             rho (real): local + damping * propagated.
 
         Raises:

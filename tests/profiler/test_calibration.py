@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -27,16 +29,17 @@ from hilore_plan.profiler.calibrated import Pair
 from hilore_plan.profiler.calibration import calibrate, compressing, split
 from hilore_plan.profiler.calls import record_calls
 from hilore_plan.profiler.classes import FoundClass, find_classes
-from hilore_plan.profiler.error import Recorded, parts_of, squared, squared_distance
+from hilore_plan.profiler.error import Gradients, Recorded, parts_of, squared, squared_distance
 from hilore_plan.profiler.fp32 import in_fp32
 from hilore_plan.profiler.mixes import Joint, JointRuns, Slope, draw_mixes, fit_damping, predicted_squares
 from hilore_plan.profiler.risk import BlockTests
 from hilore_plan.profiler.sketch import STRIDE, WHOLE, Sketch
 from hilore_plan.profiler.step import MicroBatch, fused_loss
-from hilore_plan.profiler.tape import taped
+from hilore_plan.profiler.tape import Tape, taped
 from hilore_plan.schema.profile import Risk
 
 CPU = torch.device("cpu")
+Place = tuple[int, Pair]
 
 
 def small_text(loaded: LoadedModel, micro_batches: int = 8) -> CalibrationText:
@@ -107,6 +110,7 @@ def test_the_error_of_one_block_is_that_of_the_whole_model_there() -> None:
     blocks, classes, batches = setting(loaded)
     parts, pair, block = parts_of(loaded.model, blocks), Pair("self_attn.add", find("int4")), 1
     tests = BlockTests(classes, [pair.codec], 1)
+    tests._pairs = [[pair]]  # else its branch would be followed down as one
     with taped(blocks, distinct_casts=False) as tapes:
         recorded = Recorded(loaded.model, parts, tapes, next(b for b in batches if b.exposure > 0))
         tests.run(recorded, 0, Sketch(len(parts.everything)))
@@ -123,8 +127,40 @@ def test_the_error_of_one_block_is_that_of_the_whole_model_there() -> None:
     assert math.isclose(error(bounds[block], bounds[block + 1]), slope.local * tests.squares)
     assert math.isclose(tests.squares, squared(exact), rel_tol=1e-9)
     assert error(bounds[block + 1], bounds[-1]) == 0  # blocks above
-    assert error(0, bounds[block]) > 0
-    assert slope.propagated > 0
+    below = error(0, bounds[block]) + squared_distance(approximate[bounds[-1] :], exact[bounds[-1] :])
+    assert below > 0
+    assert math.isclose(below, slope.propagated * tests.squares, rel_tol=1e-3)  # in fp32
+
+
+def test_every_pair_is_tested_on_every_micro_batch_and_every_branch_followed_down_once() -> None:
+    loaded = build("builtin:tiny-llama", dtype="float32")
+    blocks, classes, batches = setting(loaded)
+    parts, live = parts_of(loaded.model, blocks), [batch for batch in batches if batch.exposure > 0]
+    tests, tested, followed = BlockTests(classes, [find("int8")], len(live)), Counter[Place](), Counter[int]()
+    with taped(blocks, distinct_casts=False) as tapes, pytest.MonkeyPatch.context() as patch:
+        compressed, below = BlockTests._compressed, Recorded.below
+
+        def counted(self: BlockTests, recorded: Recorded, block: int, tape: Tape, pair: Pair) -> Any:
+            tested[block, pair] += 1
+            return compressed(self, recorded, block, tape, pair)
+
+        def counted_below(self: Recorded, block: int, inputs: Gradients) -> Gradients:
+            followed[block] += 1
+            return below(self, block, inputs)
+
+        patch.setattr(BlockTests, "_compressed", counted)
+        patch.setattr(Recorded, "below", counted_below)
+        for number, batch in enumerate(live):
+            recorded = Recorded(loaded.model, parts, tapes, batch)
+            tests.run(recorded, number, Sketch(len(parts.everything)))
+    (pairs,) = tests.pairs(recorded)
+    assert set(tested.values()) == {len(live)}
+    assert set(tested) == {(block, pair) for block in range(len(blocks)) for pair in pairs}
+    branches = len({pair.branch for pair in pairs})
+    assert branches > 1
+    # below the first block everything is looked at once more for each micro-batch
+    assert followed == {block: branches + (len(live) if block == 0 else 0) for block in range(len(blocks))}
+    assert tests.passes(recorded) == branches * len(blocks) / 2
 
 
 def test_risk_is_relative_to_the_gradient_whatever_the_exposure() -> None:
@@ -181,6 +217,15 @@ def test_mixes_are_of_units_whose_errors_add_up() -> None:
         assert owner.add_up([pair.unit for pair in pairs])
     drawn = {pair.unit for mix in mixes for pairs in mix.values() for pair in pairs}
     assert drawn == set(units)
+
+
+def test_every_second_mix_is_of_units_where_they_are_least_risky() -> None:
+    pairs = [Pair(f"unit{i}", find(codec)) for i in range(5) for codec in ("int8", "int4")]
+    slopes = {(block, pair): Slope(1e-7 * (1 + (block * 5) % 9), 0.0) for block in range(9) for pair in pairs}
+    mixes = draw_mixes(slopes, [None] * 9, 1.0, 1.0, 10, seed=0)
+    blocks = [set(mix) for mix in mixes]
+    assert all(found <= {0, 2, 4} for found in blocks[1::2])
+    assert not any(found <= {0, 2, 4} for found in blocks[::2])
 
 
 def test_blocks_and_model_agree_on_the_exact_gradient() -> None:
