@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 from strategies import small_profiles
 
-from hilore_plan.schema.profile import BlockClass, ClassMeasure, Exposures, Op, Point, Profile, Risk, UnitRisk
+from hilore_plan.schema.profile import BlockClass, ClassMeasure, Exposures, Op, Point, Profile, Risk, UnitRisk, margin
 
 # bytes per element, seconds per element (encode and decode), and the squared error over that of int8
 CODECS = {
@@ -20,6 +20,7 @@ CODECS = {
 # relative errors of a step with a unit in int8 in all blocks, by what its name ends in
 ERRORS = {"gate_proj": 0.007, "up_proj": 0.007, "add": 0.02, "add.2": 0.03, "rotary": 0.025, "v_proj": 0.006}
 DAMPING = 0.2
+SPREAD = 0.1
 # a third of all micro-batches has no advantage, a few have a large one
 EXPOSURES = (0.0,) * 8 + tuple(0.2 + 0.1 * k for k in range(12)) + (2.5, 3.0, 4.0, 5.0)
 
@@ -89,7 +90,7 @@ def _risks(cls: BlockClass, blocks: int, codecs: Sequence[str]) -> tuple[UnitRis
 
 def _unit_risk(cls: BlockClass, number: int, unit: str, codec: str, blocks: int) -> UnitRisk:
     whole = next((error for name, error in ERRORS.items() if unit.endswith(name)), 0.01)
-    local = whole**2 / blocks * CODECS[codec][2] / 2
+    local = whole**2 / blocks * CODECS[codec][2] / 2 / margin(SPREAD)
     # blocks differ by a factor of up to three, and each unit in its own way
     factors = [math.exp(0.5 * math.sin(1.7 * number + 0.4 * block)) for block in cls.blocks]
     return UnitRisk(
@@ -97,6 +98,7 @@ def _unit_risk(cls: BlockClass, number: int, unit: str, codec: str, blocks: int)
         codec=codec,
         local=tuple(local * factor for factor in factors),
         propagated=tuple(local * factor / DAMPING for factor in factors),
+        spread=(SPREAD,) * len(factors),
     )
 
 

@@ -101,15 +101,17 @@ def view_at(profile: Profile, tokens: int) -> View:
 
 
 def _rho(risk: Risk | None, classes: Sequence[ClassView]) -> dict[int, dict[tuple[int, Action], float]]:
-    """By block and then by value and action: local + damping * propagated."""
-    rho: dict[int, dict[tuple[int, Action], float]] = {}
-    for cls, units in zip(classes, risk.units if risk is not None else (), strict=False):
+    """By block and then by value and action."""
+    found: dict[int, dict[tuple[int, Action], float]] = {}
+    if risk is None:
+        return found
+    for cls, units in zip(classes, risk.units, strict=True):
         numbers = {cls.names[unit]: unit for unit in cls.units}
         for unit in units:
             key = numbers[unit.unit], compressed(unit.codec)
-            for block, local, propagated in zip(cls.blocks, unit.local, unit.propagated, strict=True):
-                rho.setdefault(block, {})[key] = local + (risk.damping if risk is not None else 0.0) * propagated
-    return rho
+            for block, rho in zip(cls.blocks, unit.rho(risk.damping), strict=True):
+                found.setdefault(block, {})[key] = rho
+    return found
 
 
 def _outside(at: Between) -> Outside:

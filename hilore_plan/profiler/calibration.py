@@ -12,7 +12,8 @@ A step of more micro-batches whose gradients point the same way has a smaller er
 
 `damping`, a factor on what errors come to below their block, is fitted on mixes of compressed units over a few of those
 micro-batches. Others are kept aside: on them, mixes that nothing was fitted to give the figures by which the prediction
-can be judged. What is predicted is what a plan would say: the error of a step, from the calibrated micro-batches alone.
+can be judged. What is predicted is the error of a step, from the calibrated micro-batches alone. Plans add a margin
+(`schema.profile.margin`): a step's micro-batches are a sample, as the calibrated ones are.
 
 The bf16 noise floor is measured where the workload is not in fp32, on one micro-batch: a CPU may take a minute for it.
 It is scaled to the step as the errors are.

@@ -19,6 +19,7 @@ from hilore_plan.profiler.calibrated import CalibratedClass, Pair
 from hilore_plan.profiler.error import Gradients, Parts, Recorded, squared
 from hilore_plan.profiler.sketch import Sketch
 from hilore_plan.profiler.tape import Tape
+from hilore_plan.schema.profile import margin
 
 # relative errors that mixes aim at
 LOWEST, HIGHEST = 0.004, 0.08
@@ -27,14 +28,22 @@ Chosen = Mapping[int, Sequence[Pair]]
 
 @dataclass(frozen=True)
 class Slope:
-    """Squared error per squared gradient of a micro-batch that one pair causes in one block: see `error`."""
+    """Squared error per squared gradient of a micro-batch that one pair causes in one block: see `error`.
+
+    `spread` is its relative standard error.
+    """
 
     local: float
     propagated: float
+    spread: float = 0.0
 
     def damped(self, damping: float) -> float:
         """What it comes to in the model's gradient."""
         return self.local + damping * self.propagated
+
+    def planned(self, damping: float) -> float:
+        """What plans count with."""
+        return self.damped(damping) * margin(self.spread)
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,7 @@ def _least_risky(slopes: Slopes, damping: float, choose: random.Random) -> list[
     choose.shuffle(pairs)
     order = []
     for pair in pairs:
-        places = sorted((p for p in slopes if p[1] == pair), key=lambda place: slopes[place].damped(damping))
+        places = sorted((p for p in slopes if p[1] == pair), key=lambda place: slopes[place].planned(damping))
         order += places[: -(-len(places) // 3)]
     return order
 

@@ -16,7 +16,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hilore_plan.codecs.base import Codec
 from hilore_plan.errors import CaptureError
@@ -36,10 +36,17 @@ class CalibrationWarning(UserWarning):
 
 @dataclass
 class _Sums:
-    """Squared errors of one block and pair, added up over the micro-batches; `propagated` as if it went undamped."""
+    """Squared errors of one block and pair, one for each micro-batch; `propagated` as if it went down undamped."""
 
-    local: float = 0.0
-    propagated: float = 0.0
+    local: list[float] = field(default_factory=list)
+    propagated: list[float] = field(default_factory=list)
+
+    def slope(self, squares: Sequence[float], arriving: float) -> Slope:
+        """What they come to, given the squared gradients of the micro-batches and the share that arrives below."""
+        whole = sum(squares)
+        local, propagated = sum(self.local), arriving * sum(self.propagated)
+        errors = [near + arriving * far for near, far in zip(self.local, self.propagated, strict=True)]
+        return Slope(local / whole, propagated / whole, _relative_standard_error(errors, squares))
 
 
 class BlockTests:
@@ -50,9 +57,6 @@ class BlockTests:
         codecs: what units are compressed with.
         micro_batches: how many there will be.
         narrow: whether the profile's graphs are not in fp32.
-
-    Attributes:
-        squares: the squared gradients of the micro-batches so far, added up.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class BlockTests:
         self.owner = [owners[block] for block in sorted(owners)]
         self.codecs = codecs
         self.micro_batches = micro_batches
-        self.squares = 0.0
+        self._squares: list[float] = []
         self._pairs: list[list[Pair]] | None = None
         self._sums: dict[tuple[int, Pair], _Sums] = {}
         self._arriving: dict[tuple[int, str], float] = {}
@@ -78,12 +82,14 @@ class BlockTests:
     def slopes(self) -> dict[tuple[int, Pair], Slope]:
         """What each block and pair cause."""
         return {
-            (block, pair): Slope(
-                sums.local / self.squares,
-                sums.propagated / self.squares * self._arriving.get((block, pair.branch), 1.0),
-            )
+            (block, pair): sums.slope(self._squares, self._arriving.get((block, pair.branch), 1.0))
             for (block, pair), sums in self._sums.items()
         }
+
+    @property
+    def squares(self) -> float:
+        """The squared gradients of the micro-batches so far, added up."""
+        return sum(self._squares)
 
     def pairs(self, recorded: Recorded) -> list[list[Pair]]:
         """The pairs of each class, found with the first forward that is recorded."""
@@ -116,8 +122,7 @@ class BlockTests:
     def run(self, recorded: Recorded, number: int, step: Sketch) -> None:
         """The tests of micro-batch `number`, block by block from the lowest; its gradient is added to `step`."""
         # `below` is the squared gradient of everything below the block
-        start, below = 0, 0.0
-        self.squares += squared(recorded.outside)
+        start, below, whole = 0, 0.0, squared(recorded.outside)
         for block in range(len(self.owner)):
             parameters, inputs = recorded.block(block)
             if block == 0:
@@ -126,8 +131,9 @@ class BlockTests:
             step.add(parameters, start)
             start += len(parameters)
             size = squared(parameters)
-            below, self.squares = below + size, self.squares + size
+            below, whole = below + size, whole + size
         step.add(recorded.outside, start)
+        self._squares.append(whole)
 
     def unit_risks(self, scale: float) -> tuple[tuple[UnitRisk, ...], ...]:
         """The record for each class; `scale` makes squared errors per squared gradient those of a step."""
@@ -139,6 +145,7 @@ class BlockTests:
                     codec=pair.codec.name,
                     local=tuple(slopes[block, pair].local * scale for block in members),
                     propagated=tuple(slopes[block, pair].propagated * scale for block in members),
+                    spread=tuple(slopes[block, pair].spread for block in members),
                 )
                 for pair in pairs
             )
@@ -169,8 +176,8 @@ class BlockTests:
             approximate, handed_on = self._compressed(recorded, block, recorded.tapes[block], pair)
             error = list(differences(handed_on, inputs))
             sums = self._sums.setdefault((block, pair), _Sums())
-            sums.local += squared_distance(approximate, parameters)
-            sums.propagated += squared(error) / size * below if size else 0.0
+            sums.local.append(squared_distance(approximate, parameters))
+            sums.propagated.append(squared(error) / size * below if size else 0.0)
             if pair.branch in due and (length := math.sqrt(squared(error))):
                 handed[pair.branch] = _added(handed.get(pair.branch), error, 1 / length)
         for branch, error in handed.items():
@@ -197,3 +204,16 @@ def _added(total: Gradients | None, error: Gradients, scale: float) -> Gradients
     if total is None:
         return scaled
     return [old if new is None else new if old is None else old + new for old, new in zip(total, scaled, strict=True)]
+
+
+def _relative_standard_error(errors: Sequence[float], squares: Sequence[float]) -> float:
+    """Of the ratio of two sums over micro-batches: sqrt(n / (n - 1) sum (e_m - r g_m)^2) / sum e_m, r being the ratio.
+
+    Cochran, Sampling Techniques, 3rd edition, 6.4, without the correction for finite populations.
+    """
+    count, total = len(errors), sum(errors)
+    if count < 2 or not total:
+        return 0.0
+    ratio = total / sum(squares)
+    scatter = sum((error - ratio * square) ** 2 for error, square in zip(errors, squares, strict=True))
+    return math.sqrt(count / (count - 1) * scatter) / total

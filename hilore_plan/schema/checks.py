@@ -66,7 +66,10 @@ def _risk_faults(profile: Profile, risk: Risk) -> Iterator[str]:
             if (unit.unit, unit.codec) in seen:
                 yield f"{at} has {unit.unit!r} with {unit.codec!r} for the second time"
             seen.add((unit.unit, unit.codec))
-            yield from _lengths(unit, {"local": len(block_class.blocks), "propagated": len(block_class.blocks)}, at)
+            blocks = len(block_class.blocks)
+            yield from _lengths(unit, {"local": blocks, "propagated": blocks}, at)
+            if unit.spread:
+                yield from _lengths(unit, {"spread": blocks}, at)
 
 
 def _class_faults(block_class: BlockClass, at: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, Literal
 
 from pydantic import Field
@@ -139,13 +140,32 @@ class UnitRisk(Record):
 
     Both are squared errors of the gradient of a step, relative to that gradient, with the unit compressed in every
     micro-batch: `local` in the block's own parameters, `propagated` in everything below, as much as arrives there
-    (before revision 4: if it went down undamped).
+    (before revision 4: if it went down undamped). `spread` is the relative standard error of their sum, from how it
+    differs between micro-batches (before revision 4: not there).
     """
 
     unit: str
     codec: str
     local: tuple[float, ...]
     propagated: tuple[float, ...]
+    spread: tuple[float, ...] = ()
+
+    def rho(self, damping: float) -> tuple[float, ...]:
+        """The squared error that plans count with in each block: one that five of six steps stay below.
+
+        It is `(local + damping * propagated) * margin(spread)`.
+        """
+        found = zip(self.local, self.propagated, self.spread or (0.0,) * len(self.local), strict=True)
+        return tuple((local + damping * propagated) * margin(spread) for local, propagated, spread in found)
+
+
+def margin(spread: float) -> float:
+    """The factor on a calibrated squared error that five of six steps stay below.
+
+    What was calibrated is off by its standard error, and so is a step of as many micro-batches, both independent:
+    `1 + sqrt(2) * spread` is one standard deviation above.
+    """
+    return 1 + math.sqrt(2) * spread
 
 
 class Mix(Record):
@@ -168,7 +188,7 @@ class Exposures(Record):
 
 
 class Risk(Record):
-    """What compression costs in gradient error, calibrated in fp32: `local + damping * propagated` per unit and codec.
+    """What compression costs in gradient error, calibrated in fp32: `UnitRisk.rho(damping)` per unit and codec.
 
     `damping` makes the sum fit what sets of units cause together. `units` run along the profile's classes. `noise` is
     the relative difference between the gradient in the workload's dtype and in fp32, `source` where the text came from,

@@ -16,6 +16,7 @@ class RiskRow(NamedTuple):
     codec: str
     local: float
     propagated: float
+    spread: float
     rho: float
 
 
@@ -27,7 +28,6 @@ def risk_rows(classes: tuple[BlockClass, ...], risk: Risk) -> list[RiskRow]:
 
 
 def _unit_rows(cls: BlockClass, unit: UnitRisk, damping: float) -> list[RiskRow]:
-    return [
-        RiskRow(block, cls.name, unit.unit, unit.codec, local, propagated, local + damping * propagated)
-        for block, local, propagated in zip(cls.blocks, unit.local, unit.propagated, strict=True)
-    ]
+    spreads = unit.spread or (0.0,) * len(cls.blocks)
+    found = zip(cls.blocks, unit.local, unit.propagated, spreads, unit.rho(damping), strict=True)
+    return [RiskRow(block, cls.name, unit.unit, unit.codec, *numbers) for block, *numbers in found]

@@ -137,7 +137,8 @@ class Tables:
             block (int), class_name, unit, codec (word): as in `units`.
             local (real): in the block's own parameters.
             propagated (real): in everything below, as much as arrives there.
-            rho (real): local + damping * propagated.
+            spread (real): the relative standard error of both together; 0 if it was not calibrated.
+            rho (real): `(local + damping * propagated) * (1 + sqrt(2) * spread)`, which plans count with.
 
         Raises:
             UsageError: for a plan without its profile, and for a profile made without codecs.

@@ -146,8 +146,7 @@ def test_the_risk_map_has_the_error_of_each_unit(axes: Axes) -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == [unit.unit for unit in cases]
     for row, unit in enumerate(cases):
         for block in range(3):
-            rho = unit.local[block] + profile.risk.damping * unit.propagated[block]
-            assert cells[row][block] == math.sqrt(rho)
+            assert cells[row][block] == math.sqrt(unit.rho(profile.risk.damping)[block])
 
 
 def test_units_without_any_error_are_drawn(axes: Axes) -> None:

@@ -276,7 +276,7 @@ def test_a_group_has_the_least_risks_of_its_blocks() -> None:
     assert grouped(view, 3).of == tuple(sorted(grouped(view, 3).of))  # neighbours are put together
 
 
-def test_rho_is_local_and_damped_propagated() -> None:
+def test_rho_is_local_and_damped_propagated_and_a_margin_for_what_is_uncertain() -> None:
     profile = calibrated(llama_profile(blocks=2, lengths=(64,)))
     assert profile.risk is not None
     unit = profile.risk.units[0][0]
@@ -284,4 +284,6 @@ def test_rho_is_local_and_damped_propagated() -> None:
     number = view.classes[0].names.index(unit.unit)
     for block in range(2):
         expected = unit.local[block] + profile.risk.damping * unit.propagated[block]
+        expected *= 1 + math.sqrt(2) * unit.spread[block]
+        assert expected > 0
         assert view.rho[block][number, f"compress:{unit.codec}"] == pytest.approx(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from typing import Any
 
@@ -32,7 +33,7 @@ from hilore_plan.profiler.classes import FoundClass, find_classes
 from hilore_plan.profiler.error import Gradients, Recorded, parts_of, squared, squared_distance
 from hilore_plan.profiler.fp32 import in_fp32
 from hilore_plan.profiler.mixes import Joint, JointRuns, Slope, draw_mixes, fit_damping, predicted_squares
-from hilore_plan.profiler.risk import BlockTests
+from hilore_plan.profiler.risk import BlockTests, _Sums
 from hilore_plan.profiler.sketch import STRIDE, WHOLE, Sketch
 from hilore_plan.profiler.step import MicroBatch, fused_loss
 from hilore_plan.profiler.tape import Tape, taped
@@ -97,6 +98,7 @@ def test_coarser_codecs_are_riskier() -> None:
     risk = {(unit.unit, unit.codec): sum(unit.local) + sum(unit.propagated) for unit in units}
     names = {unit for unit, _ in risk}
     assert "mlp.gate_proj" in names
+    assert all(0 < spread < 1 for unit in units for spread in unit.spread)
     assert all(risk[name, "int4"] > risk[name, "int8"] > 0 for name in names)
 
 
@@ -304,6 +306,19 @@ def test_the_damping_that_the_errors_were_made_with_is_found() -> None:
     joints = [Joint(2.0, 1.0, 2.0 * predicted_squares(slopes, mix, 0.37)) for mix in mixes]
     assert math.isclose(fit_damping(slopes, mixes, joints), 0.37)
     assert all(predicted_squares(slopes, mix, 0.4) > 0 for mix in mixes)
+
+
+def test_the_spread_is_the_standard_error_of_a_sum_over_micro_batches() -> None:
+    squares = [1.0, 2.0, 4.0, 1.0]
+    alike = _Sums([0.5 * square for square in squares], [0.0] * 4).slope(squares, 1.0)
+    assert alike == Slope(0.5, 0.0, 0.0)
+    # of equal squares it is that of the mean, whatever part of the error arrives
+    errors = [1.0, 2.0, 4.0, 9.0]
+    slope = _Sums([error / 2 for error in errors], errors).slope([3.0] * 4, 0.5)
+    assert (slope.local, slope.propagated) == (8 / 12, 8 / 12)
+    assert slope.spread == pytest.approx(statistics.stdev(errors) / math.sqrt(4) / statistics.mean(errors))
+    assert _Sums([1.0], [1.0]).slope([1.0], 1.0).spread == 0.0
+    assert _Sums([0.0, 0.0], [0.0, 0.0]).slope([1.0, 2.0], 1.0).spread == 0.0
 
 
 def test_without_an_error_nothing_is_damped() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import compressed
@@ -75,6 +76,7 @@ COLUMNS = {
         "codec": "string",
         "local": "float64",
         "propagated": "float64",
+        "spread": "float64",
         "rho": "float64",
     },
 }
@@ -294,7 +296,9 @@ def test_risk_is_what_was_calibrated() -> None:
     assert profile.risk is not None
     table = hilore_plan.frames(profile).risk
     assert len(table) == sum(len(unit.local) for units in profile.risk.units for unit in units)
-    assert (table.rho == table.local + profile.risk.damping * table.propagated).all()
+    assert (table.spread > 0).any()
+    mean = table.local + profile.risk.damping * table.propagated
+    assert table.rho.to_numpy() == pytest.approx((mean * (1 + math.sqrt(2) * table.spread)).to_numpy())
     pd.testing.assert_frame_equal(table, hilore_plan.frames(compressed.plan(), profile).risk)
 
 
