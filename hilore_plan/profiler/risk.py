@@ -175,11 +175,12 @@ class BlockTests:
         for pair in pairs:
             approximate, handed_on = self._compressed(recorded, block, recorded.tapes[block], pair)
             error = list(differences(handed_on, inputs))
+            square = squared(error)
             sums = self._sums.setdefault((block, pair), _Sums())
             sums.local.append(squared_distance(approximate, parameters))
-            sums.propagated.append(squared(error) / size * below if size else 0.0)
-            if pair.branch in due and (length := math.sqrt(squared(error))):
-                handed[pair.branch] = _added(handed.get(pair.branch), error, 1 / length)
+            sums.propagated.append(square / size * below if size else 0.0)
+            if square and pair.branch in due:
+                handed[pair.branch] = _added(handed.get(pair.branch), error, 1 / math.sqrt(square))
         for branch, error in handed.items():
             undamped = squared(error) / size * below
             self._arriving[block, branch] = squared(recorded.below(block, error)) / undamped

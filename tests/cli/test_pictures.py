@@ -21,7 +21,7 @@ from hilore_plan.planner.timeline import view_at
 from hilore_plan.schema.io import save
 from hilore_plan.schema.plan import Entry, Plan
 from hilore_plan.schema.plan import compressed as action_of
-from hilore_plan.schema.profile import Mix, Profile
+from hilore_plan.schema.profile import Mix, Profile, margin
 from hilore_plan.tidy.points import entry_timeline
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ def test_the_risk_map_has_the_error_of_each_unit(axes: Axes) -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == [unit.unit for unit in cases]
     for row, unit in enumerate(cases):
         for block in range(3):
-            assert cells[row][block] == math.sqrt(unit.rho(profile.risk.damping)[block])
+            rho = unit.local[block] + profile.risk.damping * unit.propagated[block]
+            assert cells[row][block] == math.sqrt(rho * margin(unit.spread[block]))
 
 
 def test_units_without_any_error_are_drawn(axes: Axes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import plans
 import pytest
@@ -30,8 +31,10 @@ STEPS, CAREFUL_STEPS = 4, LEAST // 4
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the model is that is trained."""
-    return tmp_path_factory.mktemp("regrouped")
+    """Where the model is that is trained; else both ranks would write it at the same time."""
+    folder = tmp_path_factory.mktemp("regrouped")
+    make_model(Setup(), folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,7 @@ def gradients(folder: Path, stem: Path, *before: str) -> Gradients:
     return first
 
 
-def regrouped(folder: Path, tmp_path: Path, plan: Plan) -> tuple[Gradients, list[dict[str, dict[str, int]]]]:
+def regrouped(folder: Path, tmp_path: Path, plan: Plan) -> tuple[Gradients, list[dict[str, Any]]]:
     """Gradients under a plan with each step's rows regrouped, and the reports of the ranks."""
     saved, report = tmp_path / "plan.json", tmp_path / "report.json"
     save(plans.loadable(plan), saved)
