@@ -114,6 +114,7 @@ CALIBRATED = {
     "unit that is not there": (_set("risk", "units", 0, 0, "unit", value="mlp.up_proj"), "risk.units[0][0].unit"),
     "codec that is not there": (_set("risk", "units", 0, 1, "codec", value="int3"), "risk.units[0][1].codec"),
     "risk of other blocks": (_set("risk", "units", 0, 0, "local", value=[1e-6]), "risk.units[0][0].local"),
+    "spread of other blocks": (_set("risk", "units", 0, 0, "spread", value=[0.1]), "risk.units[0][0].spread"),
     "risk twice": (_set("risk", "units", 0, 1, "unit", value="mlp.gate_proj"), "second time"),
     "risk of other classes": (_set("risk", "units", value=[]), "risk.units has 0"),
     "negative risk": (_set("risk", "units", 0, 0, "propagated", 1, value=-1e-9), "negative"),
