@@ -151,7 +151,7 @@ class UnitRisk(Record):
     spread: tuple[float, ...] = ()
 
     def rho(self, damping: float) -> tuple[float, ...]:
-        """The squared error that plans count with in each block: one that five of six steps stay below.
+        """The squared error that plans count with in each block: one that 39 of 40 steps stay below.
 
         It is `(local + damping * propagated) * margin(spread)`.
         """
@@ -160,12 +160,12 @@ class UnitRisk(Record):
 
 
 def margin(spread: float) -> float:
-    """The factor on a calibrated squared error that five of six steps stay below.
+    """The factor on a calibrated squared error that 39 of 40 steps stay below.
 
-    What was calibrated is off by its standard error, and so is a step of as many micro-batches, both independent:
-    `1 + sqrt(2) * spread` is one standard deviation above.
+    What was calibrated is off by its standard error, and so is a step of as many micro-batches, both independent: their
+    difference has a standard deviation of `sqrt(2) * spread`, and this is two of them above.
     """
-    return 1 + math.sqrt(2) * spread
+    return 1 + 2 * math.sqrt(2) * spread
 
 
 class Mix(Record):

@@ -138,7 +138,7 @@ class Tables:
             local (real): in the block's own parameters.
             propagated (real): in everything below, as much as arrives there.
             spread (real): the relative standard error of both together; 0 if it was not calibrated.
-            rho (real): `(local + damping * propagated) * (1 + sqrt(2) * spread)`, which plans count with.
+            rho (real): `(local + damping * propagated) * (1 + 2 * sqrt(2) * spread)`, which plans count with.
 
         Raises:
             UsageError: for a plan without its profile, and for a profile made without codecs.

@@ -284,6 +284,6 @@ def test_rho_is_local_and_damped_propagated_and_a_margin_for_what_is_uncertain()
     number = view.classes[0].names.index(unit.unit)
     for block in range(2):
         expected = unit.local[block] + profile.risk.damping * unit.propagated[block]
-        expected *= 1 + math.sqrt(2) * unit.spread[block]
+        expected *= 1 + 2 * math.sqrt(2) * unit.spread[block]
         assert expected > 0
         assert view.rho[block][number, f"compress:{unit.codec}"] == pytest.approx(expected)

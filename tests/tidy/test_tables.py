@@ -298,7 +298,7 @@ def test_risk_is_what_was_calibrated() -> None:
     assert len(table) == sum(len(unit.local) for units in profile.risk.units for unit in units)
     assert (table.spread > 0).any()
     mean = table.local + profile.risk.damping * table.propagated
-    assert table.rho.to_numpy() == pytest.approx((mean * (1 + math.sqrt(2) * table.spread)).to_numpy())
+    assert table.rho.to_numpy() == pytest.approx((mean * (1 + 2 * math.sqrt(2) * table.spread)).to_numpy())
     pd.testing.assert_frame_equal(table, hilore_plan.frames(compressed.plan(), profile).risk)
 
 
