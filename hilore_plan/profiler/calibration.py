@@ -11,8 +11,12 @@ up together
 A step of more micro-batches whose gradients point the same way has a smaller error than that, never a larger one.
 
 `damping`, a factor on what errors come to below their block, is fitted on mixes of compressed units over a few of those
-micro-batches. Others are kept aside: on them, mixes that nothing was fitted to give the figures by which the prediction
-can be judged. What is predicted is the error of a step, from the calibrated micro-batches alone. Plans add a margin
+micro-batches. None of these units is computed from another one of its block: such units err less together than their
+tests add up to, and a factor that made up for that would promise too little for all others.
+
+Other micro-batches are kept aside: on them, mixes that nothing was fitted to give the figures by which the prediction
+can be judged. These have units that are computed from each other, as plans have; there the sum is on the safe side.
+What is predicted is the error of a step, from the calibrated micro-batches alone. Plans add a margin
 (`schema.profile.margin`): a step's micro-batches are a sample, as the calibrated ones are.
 
 The bf16 noise floor is measured where the workload is not in fp32, on one micro-batch: a CPU may take a minute for it.
@@ -197,7 +201,8 @@ class _Calibration:
         return runs.measure(batches, mixes, lambda: self.progress.advance("mixes of units"))
 
     def _damping(self, tapes: list[Tape], scale: float) -> float:
-        mixes = draw_mixes(self.tests.slopes, self.tests.class_of, scale, LIKELY_DAMPING, FIT_MIXES, self.seed)
+        found = self.tests.slopes, self.tests.class_of
+        mixes = draw_mixes(*found, scale, LIKELY_DAMPING, FIT_MIXES, self.seed, apart=True)
         return fit_damping(self.tests.slopes, mixes, self._joint(tapes, self._fitted, mixes))
 
     def _held_out(self, tapes: list[Tape], scale: float, damping: float, count: int) -> tuple[Mix, ...]:

@@ -64,7 +64,9 @@ Slopes = Mapping[tuple[int, Pair], Slope]
 ClassOf = Sequence[CalibratedClass | None]
 
 
-def draw_mixes(slopes: Slopes, class_of: ClassOf, scale: float, damping: float, count: int, seed: int) -> list[Chosen]:
+def draw_mixes(
+    slopes: Slopes, class_of: ClassOf, scale: float, damping: float, count: int, seed: int, *, apart: bool = False
+) -> list[Chosen]:
     """Mixes of pairs whose predicted errors are spread evenly, in logarithms, between the lowest and the highest.
 
     They are random and of the least risky by turns.
@@ -76,6 +78,8 @@ def draw_mixes(slopes: Slopes, class_of: ClassOf, scale: float, damping: float, 
         damping: see `schema.profile.Risk`.
         count: how many mixes.
         seed: of the random choices.
+        apart: whether units of one block are computed from each other in none of them, so that their errors add up to
+            what their own tests say, and not to less.
     """
     choose = random.Random(seed)  # noqa: S311 - which units are tested together is no secret
     steps = [(number + 0.5) / count for number in range(count)]
@@ -83,7 +87,7 @@ def draw_mixes(slopes: Slopes, class_of: ClassOf, scale: float, damping: float, 
     mixes = []
     for number, target in enumerate(targets):
         order = _least_risky(slopes, damping, choose) if number % 2 else choose.sample(list(slopes), len(slopes))
-        mixes.append(_filled(slopes, class_of, order, target**2 / scale, damping))
+        mixes.append(_filled(slopes, class_of, order, target**2 / scale, damping, apart=apart))
     return mixes
 
 
@@ -99,22 +103,24 @@ def _least_risky(slopes: Slopes, damping: float, choose: random.Random) -> list[
 
 
 def _filled(
-    slopes: Slopes, class_of: ClassOf, order: Sequence[tuple[int, Pair]], target: float, damping: float
+    slopes: Slopes, class_of: ClassOf, order: Sequence[tuple[int, Pair]], target: float, damping: float, *, apart: bool
 ) -> Chosen:
     """The pairs of blocks in this order, as long as they leave the target in reach."""
     total = 0.0
     chosen: dict[int, list[Pair]] = {}
     for block, pair in order:
         more = slopes[block, pair].damped(damping)
-        if total + more <= target and _joins(pair, chosen.get(block, ()), class_of[block]):
+        if total + more <= target and _joins(pair, chosen.get(block, ()), class_of[block], apart):
             total += more
             chosen.setdefault(block, []).append(pair)
     return chosen
 
 
-def _joins(pair: Pair, others: Sequence[Pair], found: CalibratedClass | None) -> bool:
-    units = [other.unit for other in others]
-    return pair.unit not in units and (found is None or found.add_up([*units, pair.unit]))
+def _joins(pair: Pair, others: Sequence[Pair], found: CalibratedClass | None, apart: bool) -> bool:
+    units = [pair.unit, *(other.unit for other in others)]
+    if len(set(units)) < len(units):
+        return False
+    return found is None or (found.add_up(units) and (found.apart(units) or not apart))
 
 
 def predicted_squares(slopes: Slopes, chosen: Chosen, damping: float) -> float:

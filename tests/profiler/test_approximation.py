@@ -121,6 +121,14 @@ def test_errors_add_up_but_for_v_beside_an_inexact_q() -> None:
     assert not found.add_up(["input_layernorm.mul.2", "self_attn.v_proj"])
 
 
+def test_units_are_apart_unless_one_is_computed_from_another() -> None:
+    _, found, _ = llama_tape()
+    assert found.apart(["self_attn.add", "self_attn.add.2", "self_attn.v_proj"])
+    assert found.apart(["mlp.up_proj", "mlp.gate_proj"])
+    assert not found.apart(["mlp.mul", "mlp.up_proj"])
+    assert not found.apart(["input_layernorm.mul.2", "mlp.up_proj"])
+
+
 def test_attention_rebuilt_from_approximate_q_belongs_to_it() -> None:
     block, found, tape = llama_tape()
     graph = found.graph_of(block, tape)

@@ -221,6 +221,18 @@ def test_mixes_are_of_units_whose_errors_add_up() -> None:
     assert drawn == set(units)
 
 
+def test_a_fit_is_to_units_that_are_not_computed_from_each_other() -> None:
+    loaded = build("builtin:tiny-llama", dtype="float32")
+    blocks, classes, _ = setting(loaded)
+    codec = find("int8")
+    found = BlockTests(classes, [codec], 1).class_of
+    units = ["self_attn.sdpa.out", "mlp.gate_proj", "mlp.up_proj", "mlp.mul"]
+    slopes = {(block, Pair(unit, codec)): Slope(1e-9, 0.0) for block in range(len(blocks)) for unit in units}
+    mixes = draw_mixes(slopes, found, 1.0, 0.5, 20, seed=0, apart=True)
+    drawn = {frozenset(pair.unit for pair in pairs) for mix in mixes for pairs in mix.values()}
+    assert drawn == {frozenset(units[:1]), frozenset(units[1:3]), frozenset(units[3:])}
+
+
 def test_every_second_mix_is_of_units_where_they_are_least_risky() -> None:
     pairs = [Pair(f"unit{i}", find(codec)) for i in range(5) for codec in ("int8", "int4")]
     slopes = {(block, pair): Slope(1e-7 * (1 + (block * 5) % 9), 0.0) for block in range(9) for pair in pairs}
