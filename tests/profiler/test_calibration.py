@@ -233,6 +233,23 @@ def test_a_fit_is_to_units_that_are_not_computed_from_each_other() -> None:
     assert drawn == {frozenset(units[:1]), frozenset(units[1:3]), frozenset(units[3:])}
 
 
+def test_calibration_fits_to_such_units_and_judges_by_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[bool, ...]] = []
+    measure = JointRuns.measure
+
+    def spy(runs: JointRuns, batches: Any, mixes: Any, done: Any) -> list[Joint]:
+        drawn = [(runs.class_of[block], pairs) for mix in mixes for block, pairs in mix.items()]
+        measured.append(tuple(owner.apart([p.unit for p in pairs]) for owner, pairs in drawn if owner is not None))
+        return measure(runs, batches, mixes, done)
+
+    monkeypatch.setattr(JointRuns, "measure", spy)
+    calibrated(build("builtin:tiny-llama", dtype="float32"))
+    fitted, judged = measured
+    assert fitted
+    assert all(fitted)
+    assert not all(judged)
+
+
 def test_every_second_mix_is_of_units_where_they_are_least_risky() -> None:
     pairs = [Pair(f"unit{i}", find(codec)) for i in range(5) for codec in ("int8", "int4")]
     slopes = {(block, pair): Slope(1e-7 * (1 + (block * 5) % 9), 0.0) for block in range(9) for pair in pairs}
