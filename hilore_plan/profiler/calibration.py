@@ -15,7 +15,7 @@ micro-batches. None of these units is computed from another one of its block: su
 tests add up to, and a factor that made up for that would promise too little for all others.
 
 Other micro-batches are kept aside: on them, mixes that nothing was fitted to give the figures by which the prediction
-can be judged. These have units that are computed from each other, as plans have; there the sum is on the safe side.
+can be judged. These have units that are computed from each other, as plans have; for them the sum is rather too high.
 What is predicted is the error of a step, from the calibrated micro-batches alone. Plans add a margin
 (`schema.profile.margin`): a step's micro-batches are a sample, as the calibrated ones are.
 
@@ -201,9 +201,9 @@ class _Calibration:
         return runs.measure(batches, mixes, lambda: self.progress.advance("mixes of units"))
 
     def _damping(self, tapes: list[Tape], scale: float) -> float:
-        found = self.tests.slopes, self.tests.class_of
-        mixes = draw_mixes(*found, scale, LIKELY_DAMPING, FIT_MIXES, self.seed, apart=True)
-        return fit_damping(self.tests.slopes, mixes, self._joint(tapes, self._fitted, mixes))
+        slopes = self.tests.slopes
+        mixes = draw_mixes(slopes, self.tests.class_of, scale, LIKELY_DAMPING, FIT_MIXES, self.seed, apart=True)
+        return fit_damping(slopes, mixes, self._joint(tapes, self._fitted, mixes))
 
     def _held_out(self, tapes: list[Tape], scale: float, damping: float, count: int) -> tuple[Mix, ...]:
         slopes = self.tests.slopes

@@ -151,7 +151,7 @@ class UnitRisk(Record):
     spread: tuple[float, ...] = ()
 
     def rho(self, damping: float) -> tuple[float, ...]:
-        """The squared error that plans count with in each block: one that 39 of 40 steps stay below.
+        """The squared error that plans count with in each block: two standard deviations above the mean.
 
         It is `(local + damping * propagated) * margin(spread)`.
         """
@@ -160,7 +160,7 @@ class UnitRisk(Record):
 
 
 def margin(spread: float) -> float:
-    """The factor on a calibrated squared error that 39 of 40 steps stay below.
+    """The factor on a calibrated squared error that 39 of 40 steps stay below, were errors normally distributed.
 
     What was calibrated is off by its standard error, and so is a step of as many micro-batches, both independent: their
     difference has a standard deviation of `sqrt(2) * spread`, and this is two of them above.

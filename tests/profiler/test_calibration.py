@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from hilore_plan.profiler.batches import (
     seeded_advantages,
     text_data,
 )
-from hilore_plan.profiler.calibrated import Pair
+from hilore_plan.profiler.calibrated import CalibratedClass, Pair
 from hilore_plan.profiler.calibration import calibrate, compressing, split
 from hilore_plan.profiler.calls import record_calls
 from hilore_plan.profiler.classes import FoundClass, find_classes
@@ -205,13 +206,17 @@ def test_the_noise_floor_is_relative_to_the_gradient() -> None:
     assert noises[0] == pytest.approx(noises[1], rel=1e-3)
 
 
-def test_mixes_are_of_units_whose_errors_add_up() -> None:
-    loaded = build("builtin:tiny-llama", dtype="float32")
-    blocks, classes, _ = setting(loaded)
+def alike(units: Sequence[str]) -> tuple[dict[tuple[int, Pair], Slope], list[CalibratedClass | None]]:
+    """The same small slope for each unit in each block of a tiny llama, and the classes of the blocks."""
+    blocks, classes, _ = setting(build("builtin:tiny-llama", dtype="float32"))
     codec = find("int8")
-    found = BlockTests(classes, [codec], 1).class_of
-    units = ["self_attn.v_proj", "self_attn.add", "input_layernorm.mul.2", "mlp.up_proj"]
     slopes = {(block, Pair(unit, codec)): Slope(1e-9, 0.0) for block in range(len(blocks)) for unit in units}
+    return slopes, BlockTests(classes, [codec], 1).class_of
+
+
+def test_mixes_are_of_units_whose_errors_add_up() -> None:
+    units = ["self_attn.v_proj", "self_attn.add", "input_layernorm.mul.2", "mlp.up_proj"]
+    slopes, found = alike(units)
     mixes = draw_mixes(slopes, found, 1.0, 0.5, 20, seed=0)
     for block, pairs in (drawn for mix in mixes for drawn in mix.items()):
         owner = found[block]
@@ -222,15 +227,15 @@ def test_mixes_are_of_units_whose_errors_add_up() -> None:
 
 
 def test_a_fit_is_to_units_that_are_not_computed_from_each_other() -> None:
-    loaded = build("builtin:tiny-llama", dtype="float32")
-    blocks, classes, _ = setting(loaded)
-    codec = find("int8")
-    found = BlockTests(classes, [codec], 1).class_of
     units = ["self_attn.sdpa.out", "mlp.gate_proj", "mlp.up_proj", "mlp.mul"]
-    slopes = {(block, Pair(unit, codec)): Slope(1e-9, 0.0) for block in range(len(blocks)) for unit in units}
-    mixes = draw_mixes(slopes, found, 1.0, 0.5, 20, seed=0, apart=True)
+    mixes = draw_mixes(*alike(units), 1.0, 0.5, 20, seed=0, apart=True)
     drawn = {frozenset(pair.unit for pair in pairs) for mix in mixes for pairs in mix.values()}
     assert drawn == {frozenset(units[:1]), frozenset(units[1:3]), frozenset(units[3:])}
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e18, 1e30])
+def test_squares_are_told_of_gradients_of_any_size(size: float) -> None:
+    assert squared([torch.full((1000,), size), None]) == pytest.approx(1000 * size**2, rel=1e-4, abs=0)
 
 
 def test_calibration_fits_to_such_units_and_judges_by_any(monkeypatch: pytest.MonkeyPatch) -> None:
