@@ -1,4 +1,4 @@
-"""What a plan predicts for one actor update, whose micro-batches may belong to several exposure buckets."""
+"""What a plan predicts for one actor update, whose micro-batches may have several entries."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ def predicted_step(plan: Plan, exposures: Sequence[float]) -> Mode:
     """The seconds and the peak of an update of the plan's workload.
 
     Args:
-        plan: its entries hold the figures of an update that is all in one bucket.
+        plan: its entries hold the figures of an update that is all under one of them.
         exposures: of the update's micro-batches, relative to their mean.
     """
     lookup = Lookup(plan)
-    found = [lookup.find(plan.workload.tokens, exposure) for exposure in exposures]
+    begins = ("none", *(plan.workload.last_begins for _ in exposures[1:]))
+    places = zip(exposures, begins, strict=True)
+    found = [lookup.find(plan.workload.tokens, exposure, gradients) for exposure, gradients in places]
     entries = [plan.entries[index] for index in found if index is not None]
     return Mode(
         step_seconds=sum(entry.predicted.step_seconds for entry in entries) / len(entries),

@@ -15,7 +15,7 @@ from typing import Any
 from hilore_plan import errors
 from hilore_plan.profiler.malloc import malloc_environment
 from hilore_plan.profiler.repeatable import repeatable_environment
-from hilore_plan.schema.record import Workload
+from hilore_plan.schema.record import GradientState, Workload
 
 
 class ModeProcess:
@@ -80,9 +80,9 @@ class ModeProcess:
         """The peak of one step."""
         return int(self._ask("peak")["peak_bytes"])
 
-    def peak_bytes_in(self, exposure_up_to: float | None) -> int:
-        """The peak of one step whose micro-batches all belong to one exposure bucket."""
-        return int(self._ask("peak", bucket=exposure_up_to)["peak_bytes"])
+    def entry_peak_bytes(self, gradients: GradientState, exposure_up_to: float | None) -> int:
+        """The peak of one micro-batch that an entry is for, and of the optimizer's step after it."""
+        return int(self._ask("entry_peak", gradients=gradients, exposure=exposure_up_to)["peak_bytes"])
 
     def step_seconds(self) -> float:
         """The seconds of one step."""

@@ -26,7 +26,7 @@ UNUSED_SHARE = 0.01
 def verify_plan(plan: Plan, profile: Profile, *, progress: Progress | None = None) -> Plan:
     """The plan with the measured figures of its largest micro-batch, its peaks inside the budget.
 
-    The peak is that of the exposure bucket that exceeds its prediction most; each of them is measured.
+    Each of the entries for that size is measured; what counts is the one that exceeds its prediction most.
 
     A measured peak above the limit is answered by solving again with what was mispredicted added to every prediction;
     one that leaves more than 1 % of the limit unused loosens the prediction once in the same way. Of the plans measured
@@ -88,14 +88,19 @@ class _Search:
         return self.best
 
     def _measure(self, plan: Plan) -> list[Mode]:
-        """Each exposure bucket of the largest micro-batches; the time is that of the workload's own exposures."""
+        """Each entry of the largest micro-batches; the time is that of the workload's own update."""
         if plan is not self.plan:
             save(plan, self.path)
             self.process.replan(self.path, plan.workload)
         self.process.warm()
-        peaks = [self.process.peak_bytes_in(entry.exposure_up_to) for entry in largest(plan)]
+        peaks = [self._peak_bytes(entry) for entry in largest(plan)]
         seconds = statistics.median(self.process.step_seconds() for _ in range(REPEATS))
         return [Mode(step_seconds=seconds, peak_bytes=peak) for peak in peaks]
+
+    def _peak_bytes(self, entry: Entry) -> int:
+        """Its peak in the micro-batch that it is for; without accumulation all of them begin without gradients."""
+        begins = entry.gradients if self.plan.workload.accumulation else "none"
+        return self.process.entry_peak_bytes(begins, entry.exposure_up_to)
 
     def _keep(self, plan: Plan) -> None:
         if self.best is None or _predicted_seconds(plan) < _predicted_seconds(self.best):
@@ -127,7 +132,7 @@ class _Search:
             self.profile,
             budget=plan.budget.asked,
             risk="0" if plan.risk is None else plan.risk.asked,
-            exposure_buckets=len(largest(plan)),
+            exposure_buckets=sum(entry.gradients == "live" for entry in largest(plan)),
             token_buckets=len(edges),
             solver=plan.solver.name,
             limit_bytes=plan.budget.limit_bytes,
@@ -142,7 +147,7 @@ def corrections(edges: list[int], extra_bytes: int) -> Mapping[int, int]:
 
 
 def largest(plan: Plan) -> tuple[Entry, ...]:
-    """The entries of the largest micro-batches, one per exposure bucket."""
+    """The entries of the largest micro-batches."""
     most = max(entry.tokens_up_to for entry in plan.entries)
     return tuple(entry for entry in plan.entries if entry.tokens_up_to == most)
 
@@ -156,4 +161,4 @@ def with_measured(plan: Plan, measured: Sequence[Mode]) -> Plan:
 
 
 def _predicted_seconds(plan: Plan) -> float:
-    return sum(entry.frequency * entry.predicted.step_seconds for entry in largest(plan))
+    return sum(plan.share(entry) * entry.predicted.step_seconds for entry in largest(plan))

@@ -9,7 +9,8 @@ began; whatever libraries print goes to standard error instead.
 | `save_gradient` (`path`) | nothing; the gradient of the first micro-batch at the initial weights |
 | `compare_gradient` (`path`) | `gradient_error` |
 | `warm` | nothing; one step |
-| `peak` (`bucket`) | `peak_bytes`; with a bucket, of a step whose exposures all are its own (`null`: the highest) |
+| `peak` | `peak_bytes` of a step |
+| `entry_peak` (`gradients`, `exposure`) | `peak_bytes` of a micro-batch that begins so, and the optimizer's step |
 | `step` | `seconds` |
 | `replan` (`plan`, `workload`) | nothing |
 """
@@ -36,7 +37,7 @@ from hilore_plan.profiler.peaks import measure_peak, quiet_profiler
 from hilore_plan.profiler.repeatable import repeatable
 from hilore_plan.profiler.step import Enterable
 from hilore_plan.schema.io import load_plan
-from hilore_plan.schema.record import Workload
+from hilore_plan.schema.record import GradientState, Workload
 
 Answer = dict[str, Any]
 
@@ -68,6 +69,7 @@ class Worker:
             "compare_gradient": self.compare_gradient,
             "warm": self.warm,
             "peak": self.peak,
+            "entry_peak": self.entry_peak,
             "step": self.step,
             "replan": self.replan,
         }
@@ -132,12 +134,14 @@ class Worker:
         self.built.step.step(self._runtime)
         return {}
 
-    def peak(self, **bucket: float | None) -> Answer:
+    def peak(self) -> Answer:
         """The peak of one step."""
-        runtime = self._runtime
-        if bucket and runtime is not None:
-            runtime = InBucket(runtime, bucket["bucket"])
-        return {"peak_bytes": measure_peak(self.built.step, runtime)}
+        return {"peak_bytes": measure_peak(self.built.step, self._runtime)}
+
+    def entry_peak(self, gradients: GradientState, exposure: float | None) -> Answer:
+        """The peak under one entry of the plan; without an exposure it is that of the highest bucket."""
+        runtime = None if self._runtime is None else InBucket(self._runtime, exposure)
+        return {"peak_bytes": measure_peak(self.built.step, runtime, last=gradients)}
 
     def step(self) -> Answer:
         """The seconds of one step."""

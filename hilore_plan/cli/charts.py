@@ -162,7 +162,7 @@ def _whole_bytes(entry: Entry, profile: Profile) -> Mapping[str, int]:
 
 def _bucket_name(entry: Entry) -> str:
     edge = "any" if entry.exposure_up_to is None else f"{entry.exposure_up_to:.3g}"
-    return f"{edge}\n{entry.frequency:.0%}"
+    return f"{edge}\n{entry.frequency:.0%}" + ("\nno grad." if entry.gradients == "none" else "")
 
 
 def _landmarks(names: list[str]) -> list[int]:

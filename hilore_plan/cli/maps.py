@@ -40,10 +40,11 @@ def action_colours(plan: Plan) -> dict[Action, str]:
 
 def entry_name(entry: Entry) -> str:
     """What an entry is for, in a few words."""
+    name = f"{entry.tokens_up_to} tokens{', no gradients' if entry.gradients == 'none' else ''}"
     if entry.exposure_up_to is not None:
-        return f"{entry.tokens_up_to} tokens, exposure {entry.exposure_up_to:.3g}"
+        return f"{name}, exposure {entry.exposure_up_to:.3g}"
     others = entry.frequency < 1  # there are other buckets of exposure, of which this one is the highest
-    return f"{entry.tokens_up_to} tokens, any exposure" if others else f"{entry.tokens_up_to} tokens"
+    return f"{name}, any exposure" if others else name
 
 
 def action_map(axes: Axes, plan: Plan, entry: Entry) -> None:

@@ -30,8 +30,10 @@ _BINDING = {
 def plan_buckets(plan: Plan, risk: RiskBudget, title: str) -> Table:
     """Every entry of a plan with compression, by size and exposure, beside what the two plain modes cost."""
     measured = any(entry.measured for entry in plan.entries)
+    split = plan.distinguishes_gradients
     columns = (
         Column("tokens\nup to"),
+        *((Column("gra-\ndients", "name"),) if split else ()),
         Column("expo-\nsure", "name"),
         Column("often"),
         Column("peak"),
@@ -45,13 +47,28 @@ def plan_buckets(plan: Plan, risk: RiskBudget, title: str) -> Table:
     return Table(
         title=title,
         columns=columns,
-        rows=tuple(row for _, entries in sizes for row in _size_rows(list(entries), measured=measured)),
+        rows=tuple(row for _, found in sizes for row in _size_rows(list(found), split=split, measured=measured)),
         notes=(
             f"budget {plan.budget.asked} = {format_bytes(plan.budget.limit_bytes)} at every size and exposure",
+            *update_notes(plan),
             *risk_notes(risk),
             f"solved by {plan.solver.name} to within {plan.solver.gap:.2%} of the best step time",
             explain_binding(plan.entries[-1]),
         ),
+    )
+
+
+def update_notes(plan: Plan) -> tuple[str, ...]:
+    """What entries for micro-batches without gradients are, and what an update of both kinds comes to."""
+    if not plan.distinguishes_gradients:
+        return ()
+    largest = [entry for entry in plan.entries if entry.tokens_up_to == plan.entries[-1].tokens_up_to]
+    step = sum(plan.share(entry) * entry.predicted.step_seconds for entry in largest)
+    count = plan.workload.micro_batches
+    return (
+        "gradients none: micro-batches that begin before any gradient is there, as the first of an update does",
+        f"an update of {count} micro-batches of the largest size: {format_seconds(step)}"
+        + (f", {largest[-1].gc.step_seconds / step:.2f} x GC" if step else ""),
     )
 
 
@@ -136,21 +153,27 @@ def bucket(entry: Entry) -> str:
     return "0" if entry.exposure_up_to == 0 else f"<= {entry.exposure_up_to:.2f}"
 
 
-def _size_rows(entries: list[Entry], *, measured: bool) -> Iterable[Row]:
-    for place, entry in enumerate(entries):
+def _size_rows(entries: list[Entry], *, split: bool, measured: bool) -> Iterable[Row]:
+    """The entries of one size, and below them the two plain modes."""
+    before: Entry | None = None
+    for entry in entries:
         predicted = entry.predicted
         mode = Mode(step_seconds=predicted.step_seconds, peak_bytes=predicted.peak_bytes)
         found = format_bytes(entry.measured.peak_bytes) if entry.measured else ""
+        begins = entry.gradients if before is None or before.gradients != entry.gradients else ""
         yield (
-            str(entry.tokens_up_to) if place == 0 else "",
+            str(entry.tokens_up_to) if before is None else "",
+            *((begins,) if split else ()),
             bucket(entry),
             f"{entry.frequency:.0%}",
             *_mode_cells(mode, found, entry.gc, measured=measured),
             _error(predicted.error),
             f"{predicted.compressed_share:.0%}",
         )
+        before = entry
     for name, mode in (("GC", entries[0].gc), ("store", entries[0].store)):
-        yield ("", name, "", *_mode_cells(mode, "", entries[0].gc, measured=measured), "", "")
+        head = ("", *(("",) if split else ()), name, "")
+        yield (*head, *_mode_cells(mode, "", entries[0].gc, measured=measured), "", "")
 
 
 def _mode_cells(mode: Mode, found: str, gc: Mode, *, measured: bool) -> Row:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from hilore_plan.cli.risk_rows import bucket, plan_buckets
+from hilore_plan.cli.risk_rows import bucket, plan_buckets, update_notes
 from hilore_plan.cli.tables import Column, Table
 from hilore_plan.planner.block_view import ClassView
 from hilore_plan.planner.explain import explain_binding
@@ -89,23 +89,25 @@ def plan_entries(plan: Plan) -> Table:
     if plan.risk is not None:
         return plan_buckets(plan, plan.risk, describe(plan.workload))
     measured = any(entry.measured for entry in plan.entries)
-    columns = [
-        Column("tokens\nup to"),
-        Column("mode", "name"),
-        Column("peak"),
-        Column("step"),
-        Column("x GC"),
-        Column("x store"),
-    ]
-    if measured:
-        columns[3:3] = [Column("measured")]
-    columns.append(Column("peak is at", "name"))
+    split = plan.distinguishes_gradients
+    sizes = groupby(plan.entries, key=lambda entry: entry.tokens_up_to)
     return Table(
         title=describe(plan.workload),
-        columns=tuple(columns),
-        rows=tuple(row for entry in plan.entries for row in _entry_rows(entry, measured=measured)),
+        columns=(
+            Column("tokens\nup to"),
+            Column("mode", "name"),
+            *((Column("gradients", "name"),) if split else ()),
+            Column("peak"),
+            *((Column("measured"),) if measured else ()),
+            Column("step"),
+            Column("x GC"),
+            Column("x store"),
+            Column("peak is at", "name"),
+        ),
+        rows=tuple(row for _, found in sizes for row in _size_rows(list(found), split=split, measured=measured)),
         notes=(
             f"budget {plan.budget.asked} = {format_bytes(plan.budget.limit_bytes)} at every size",
+            *update_notes(plan),
             f"solved by {plan.solver.name} to within {plan.solver.gap:.2%} of the best step time",
             explain_binding(plan.entries[-1]),
         ),
@@ -188,23 +190,27 @@ def _choices(view: ClassView, unit: int) -> str:
     return ", ".join((*forms, *recompute)) or "-"
 
 
-def _entry_rows(entry: Entry, *, measured: bool) -> Iterable[Row]:
-    predicted = Mode(step_seconds=entry.predicted.step_seconds, peak_bytes=entry.predicted.peak_bytes)
-    modes = (("plan", predicted, entry.predicted.binding), ("GC", entry.gc, ""), ("store", entry.store, ""))
-    for name, mode, binding in modes:
-        figures = [
-            str(entry.tokens_up_to) if name == "plan" else "",
-            name,
-            format_bytes(mode.peak_bytes),
-            format_seconds(mode.step_seconds),
-            _ratio(entry.gc.step_seconds, mode.step_seconds),
-            _ratio(entry.store.step_seconds, mode.step_seconds),
-            binding,
-        ]
-        if measured:
-            shown = format_bytes(entry.measured.peak_bytes) if entry.measured and name == "plan" else ""
-            figures[3:3] = [shown]
-        yield tuple(figures)
+def _size_rows(entries: Sequence[Entry], *, split: bool, measured: bool) -> Iterable[Row]:
+    """The entries of one size, and below them the two plain modes."""
+    first = entries[0]
+    for place, entry in enumerate(entries):
+        predicted = Mode(step_seconds=entry.predicted.step_seconds, peak_bytes=entry.predicted.peak_bytes)
+        found = format_bytes(entry.measured.peak_bytes) if entry.measured else ""
+        head = (str(entry.tokens_up_to) if place == 0 else "", "plan", *((entry.gradients,) if split else ()))
+        yield (*head, *_mode_cells(predicted, found, first, measured=measured), entry.predicted.binding)
+    for name, mode in (("GC", first.gc), ("store", first.store)):
+        head = ("", name, *(("",) if split else ()))
+        yield (*head, *_mode_cells(mode, "", first, measured=measured), "")
+
+
+def _mode_cells(mode: Mode, found: str, entry: Entry, *, measured: bool) -> Row:
+    return (
+        format_bytes(mode.peak_bytes),
+        *((found,) if measured else ()),
+        format_seconds(mode.step_seconds),
+        _ratio(entry.gc.step_seconds, mode.step_seconds),
+        _ratio(entry.store.step_seconds, mode.step_seconds),
+    )
 
 
 def _class_actions(entry: Entry, kind: Fingerprint, profile: Profile | None) -> Table:
@@ -218,7 +224,7 @@ def _class_actions(entry: Entry, kind: Fingerprint, profile: Profile | None) -> 
     extra = (Column("bytes"), Column("op")) if weights else ()
     note = _WEIGHTS_NOTE if weights else "--profile FILE adds what each unit weighs, --json gives every figure"
     return Table(
-        title=f"{name}, micro-batches of at most {entry.tokens_up_to} tokens{_exposed(entry)}",
+        title=f"{name}, micro-batches of at most {entry.tokens_up_to} tokens{_kind(entry)}",
         columns=(Column("unit", "name"), Column("action", "name"), *extra, Column("blocks", "series")),
         rows=tuple(
             (unit, action, *weights.get((unit, action), ()), ranges(where)) for (unit, action), where in blocks.items()
@@ -229,8 +235,10 @@ def _class_actions(entry: Entry, kind: Fingerprint, profile: Profile | None) -> 
     )
 
 
-def _exposed(entry: Entry) -> str:
-    return "" if entry.exposure_up_to is None and entry.frequency == 1 else f", exposure {bucket(entry)}"
+def _kind(entry: Entry) -> str:
+    begins = ", no gradients yet" if entry.gradients == "none" else ""
+    exposed = "" if entry.exposure_up_to is None and entry.frequency == 1 else f", exposure {bucket(entry)}"
+    return begins + exposed
 
 
 def _weights(profile: Profile | None, name: str, tokens: int) -> dict[tuple[str, str], Row]:

@@ -30,6 +30,9 @@ def show(
             show_default=False,
         ),
     ] = None,
+    first: Annotated[
+        bool, typer.Option("--first", help="Show the plan's entry for the first micro-batch of an update.")
+    ] = False,
     profile: Annotated[
         Path | None,
         typer.Option(help="The plan's profile: adds bytes and seconds of each unit.", show_default=False),
@@ -53,7 +56,7 @@ def show(
 
     document = load_document(file)
     measured = load_profile(profile) if profile is not None else None
-    entry = _entry(document, tokens, exposure)
+    entry = _entry(document, tokens, exposure, first=first)
     if plot is not None:
         from hilore_plan.cli.pictures import draw
 
@@ -79,7 +82,7 @@ def _tables(document: Document, entry: Entry | None, profile: Profile | None) ->
     return [rows.profile_steps(document), *units, *codecs, rows.profile_outside(document)]
 
 
-def _entry(document: Document, tokens: int | None, exposure: float | None) -> Entry | None:
+def _entry(document: Document, tokens: int | None, exposure: float | None, *, first: bool) -> Entry | None:
     """The plan's entry for a micro-batch; None for documents that have no entries."""
     from hilore_plan.errors import UsageError
     from hilore_plan.schema.plan import Plan
@@ -90,7 +93,9 @@ def _entry(document: Document, tokens: int | None, exposure: float | None) -> En
     sizes = [entry.tokens_up_to for entry in document.entries if (tokens or largest) <= entry.tokens_up_to]
     if not sizes:
         raise UsageError(f"the plan has no entry for {tokens} tokens", hint=f"its largest is for {largest}")
-    entries = [entry for entry in document.entries if entry.tokens_up_to == sizes[0]]
+    begins = "none" if first and document.distinguishes_gradients else "live"
+    found = [entry for entry in document.entries if entry.tokens_up_to == sizes[0]]
+    entries = [entry for entry in found if entry.gradients == begins] or found
     if exposure is None:
         return entries[-1]
     fitting = (e for e in entries if e.exposure_up_to is None or exposure <= e.exposure_up_to)

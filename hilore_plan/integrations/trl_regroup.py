@@ -51,7 +51,8 @@ class Settings:
 def settings_for(plan: Plan, *, regroup: bool = True, leave_out_silent: bool = False) -> Settings:
     """Settings that fit a plan: what low exposure saves under it is what its buckets of exposure differ by."""
     largest = plan.entries[-1].tokens_up_to
-    seconds = [entry.predicted.step_seconds for entry in plan.entries if entry.tokens_up_to == largest]
+    entries = (entry for entry in plan.entries if (entry.tokens_up_to, entry.gradients) == (largest, "live"))
+    seconds = [entry.predicted.step_seconds for entry in entries]
     norm: Norm = plan.risk.norm if plan.risk else "l2"
     return Settings(regroup, leave_out_silent, 1 - min(seconds) / max(seconds), norm)
 

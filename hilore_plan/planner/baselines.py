@@ -32,8 +32,10 @@ from hilore_plan.planner.rooms import Rooms, rooms_at
 from hilore_plan.planner.simulate import simulate
 from hilore_plan.planner.solve import Solved
 from hilore_plan.planner.timeline import View, view_at
-from hilore_plan.schema.plan import Action, Plan, compressed
+from hilore_plan.planner.without_gradients import distinguished
+from hilore_plan.schema.plan import Action, Entry, Plan, compressed
 from hilore_plan.schema.profile import Profile
+from hilore_plan.schema.record import GradientState
 
 INT8 = compressed("int8")
 RAW = compressed("fp8_e4m3_raw")
@@ -57,11 +59,16 @@ def baseline(name: str, plan: Plan, profile: Profile | None) -> Plan:
     if name == "exact-plan":
         budget, limit = plan.budget.asked, plan.budget.limit_bytes
         return solve_plan(profile, budget=budget, risk="0", token_buckets=1, solver=plan.solver.name, limit_bytes=limit)
-    view = view_at(profile, plan.workload.tokens)
+    kinds = distinguished(profile, plan.budget.limit_bytes)
+    return plan.model_copy(update={"entries": tuple(_entry(name, plan, profile, gradients) for gradients in kinds)})
+
+
+def _entry(name: str, plan: Plan, profile: Profile, gradients: GradientState) -> Entry:
+    view = view_at(profile, plan.workload.tokens, gradients)
     columns = _CHOOSERS[name](view, plan)
     if columns is None:
         raise InfeasibleBudgetError(f"{name} finds no plan within {plan.budget.asked}", "give a larger --budget", 0)
-    return plan.model_copy(update={"entries": (entry(view, _solved(view, columns), EVERYTHING, 0),)})
+    return entry(view, _solved(view, columns), EVERYTHING, 0, gradients)
 
 
 def _solved(view: View, columns: Sequence[Column]) -> Solved:

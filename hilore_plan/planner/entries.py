@@ -14,13 +14,15 @@ from hilore_plan.planner.share import Shared
 from hilore_plan.planner.solve import Solved
 from hilore_plan.planner.timeline import View
 from hilore_plan.schema import plan as schema
+from hilore_plan.schema.record import GradientState
 
 
-def entry(view: View, solved: Solved, bucket: Bucket, extra: int) -> schema.Entry:
+def entry(view: View, solved: Solved, bucket: Bucket, extra: int, gradients: GradientState = "live") -> schema.Entry:
     """The entry for one bucket of sizes and exposures; `extra` bytes are added to its predicted peak."""
     simulation = solved.simulation
     return schema.Entry(
         tokens_up_to=view.tokens,
+        gradients=gradients,
         exposure_up_to=bucket.edge,
         frequency=bucket.frequency,
         weight=bucket.weight,
@@ -39,7 +41,7 @@ def entry(view: View, solved: Solved, bucket: Bucket, extra: int) -> schema.Entr
 
 
 def risk_budget(wanted: Wanted, shared: Sequence[Shared]) -> schema.RiskBudget:
-    """The risk as asked and as used: price of the largest size (the last), error of the size that has the largest."""
+    """The risk as asked and as used: price of the last kind of micro-batch, error of the kind that has the largest."""
     return schema.RiskBudget(
         asked=wanted.asked,
         limit=wanted.limit,

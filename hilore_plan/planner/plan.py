@@ -1,9 +1,12 @@
-"""From a profile, a budget and a risk to a plan document: per token bucket, an entry for each exposure bucket."""
+"""From a profile, a budget and a risk to a plan document: per token bucket, an entry for each exposure bucket.
+
+Micro-batches that begin without gradients have entries of their own beside the others: see `without_gradients`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hilore_plan.errors import InfeasibleBudgetError
@@ -16,10 +19,15 @@ from hilore_plan.planner.risk import exact_view, usable_view
 from hilore_plan.planner.share import Curve, Shared, share
 from hilore_plan.planner.solve import Planner
 from hilore_plan.planner.timeline import view_at
+from hilore_plan.planner.without_gradients import distinguished
 from hilore_plan.progress import Progress, Silent
 from hilore_plan.quantities import Budget, format_bytes
 from hilore_plan.schema import plan as schema
 from hilore_plan.schema.profile import Profile
+from hilore_plan.schema.record import GradientState
+
+# tokens of a micro-batch at most, and what it begins with
+Place = tuple[int, GradientState]
 
 
 def solve_plan(
@@ -37,9 +45,10 @@ def solve_plan(
 ) -> schema.Plan:
     """The fastest plan whose peak stays within the budget and whose gradient error stays within the risk.
 
-    It has one entry per token bucket and, where anything may be compressed, per exposure bucket of it. The budget has
-    to be feasible without compression: a micro-batch that turns out riskier than thought is rebuilt exactly. The same
-    profile and arguments give the same plan, to the byte.
+    It has one entry per token bucket and, where anything may be compressed, per exposure bucket of it; twice as many
+    where it pays to tell micro-batches that begin without gradients from others. The budget has to be feasible without
+    compression: a micro-batch that turns out riskier than thought is rebuilt exactly. The same profile and arguments
+    give the same plan, to the byte.
 
     Args:
         profile: what was measured.
@@ -69,7 +78,8 @@ def solve_plan(
         limit_bytes = asked.resolve(largest.gc.peak_bytes, largest.store.peak_bytes, device_bytes)
     extra = {edge: (correction or {}).get(edge, 0) for edge in edges}
     job = _Job(profile, limit_bytes, extra, wanted, buckets, solver)
-    solved = job.solve(edges, progress or Silent())
+    places = [(edge, gradients) for edge in edges for gradients in distinguished(profile, limit_bytes)]
+    solved = job.solve(places, progress or Silent())
     if solved is None:
         raise _infeasible(profile, edges, Planner(solver), asked, limit_bytes, extra)
     return schema.Plan(
@@ -78,21 +88,21 @@ def solve_plan(
         workload=profile.workload,
         environment=profile.environment,
         budget=schema.Budget(asked=asked.asked, limit_bytes=limit_bytes),
-        risk=None if wanted is None else risk_budget(wanted, [solved[edge] for edge in edges]),
+        risk=None if wanted is None else risk_budget(wanted, list(solved.values())),
         solver=schema.Solver(name=solver, gap=max(round(found.gap, 9) for found in solved.values())),
         block_names=profile.block_names,
         classes=tuple(_fingerprint(profile, index) for index in range(len(profile.classes))),
         entries=tuple(
-            entry(view_at(profile, edge), found, bucket, extra[edge])
-            for edge in edges
-            for bucket, found in zip(buckets, solved[edge].plans, strict=True)
+            entry(view_at(profile, edge, gradients), found, bucket, extra[edge], gradients)
+            for (edge, gradients), shared in solved.items()
+            for bucket, found in zip(buckets, shared.plans, strict=True)
         ),
     )
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Everything asked for, to be solved at each size of micro-batch."""
+    """Everything asked for, to be solved for each kind of micro-batch: its size, and what gradients it begins with."""
 
     profile: Profile
     limit: int
@@ -101,23 +111,27 @@ class _Job:
     buckets: tuple[Bucket, ...]
     solver: str
 
-    def solve(self, edges: tuple[int, ...], progress: Progress) -> dict[int, Shared] | None:
-        """The largest bucket first: it is the hardest, and an infeasible budget is found out at once."""
-        progress.start("Solving", len(edges))
+    def solve(self, places: Sequence[Place], progress: Progress) -> dict[Place, Shared] | None:
+        """By place, in the order given; None if one of them has no plan.
+
+        The last one, the largest with its gradients live, comes first: it is the hardest, and an infeasible budget is
+        found out at once.
+        """
+        progress.start("Solving", len(places))
         exact, coded = Planner(self.solver), Planner(self.solver)
-        solved: dict[int, Shared] = {}
-        for edge in reversed(edges):
-            found = self._at(edge, exact, coded)
+        solved: dict[Place, Shared] = {}
+        for place in reversed(places):
+            found = self._at(place, exact, coded)
             if found is None:
                 progress.finish()
                 return None
-            solved[edge] = found
-            progress.advance(f"up to {edge} tokens")
+            solved[place] = found
+            progress.advance(f"up to {place[0]} tokens")
         progress.finish()
-        return solved
+        return {place: solved[place] for place in places}
 
-    def _at(self, edge: int, exact: Planner, coded: Planner) -> Shared | None:
-        view, limit = view_at(self.profile, edge), self.limit - self.extra[edge]
+    def _at(self, place: Place, exact: Planner, coded: Planner) -> Shared | None:
+        view, limit = view_at(self.profile, *place), self.limit - self.extra[place[0]]
         found = exact.solve(exact_view(view), limit)
         if found is None or self.wanted is None:
             return None if found is None else Shared((found,), 0.0, 0.0, found.gap)

@@ -8,7 +8,7 @@ more risk never makes a step slower, not by a last digit, although no plan is so
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hilore_plan.planner.asked import Wanted, buckets_of, risk_asked
@@ -19,9 +19,11 @@ from hilore_plan.planner.risk import exact_view, usable_view
 from hilore_plan.planner.share import Curve, Shared, choice, find_price_and_beyond, mean_seconds
 from hilore_plan.planner.solve import Planner
 from hilore_plan.planner.timeline import View, view_at
+from hilore_plan.planner.without_gradients import distinguished
 from hilore_plan.progress import Progress, Silent
 from hilore_plan.quantities import Budget
 from hilore_plan.schema.profile import Profile
+from hilore_plan.schema.record import GradientState
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class FrontierPoint:
     """One pair of a budget and a risk; a budget that no plan fits into has `binding` `infeasible` and no figures.
 
     `step_seconds` and `expected_error` are those of a step with the calibrated mix of exposures, `peak_bytes` is the
-    highest of all buckets.
+    highest of all buckets. Price and binding are those of micro-batches that begin with the gradients of others.
     """
 
     budget: str
@@ -64,16 +66,27 @@ def sweep(
     # all risks have the same buckets, those too that make no difference between them: their seconds are the same sums
     buckets = buckets_of(next((one for one in wanted if one is not None), None), exposure_buckets)
     limits = [_limit(profile, budget, device_bytes) for budget in budgets]
-    ladder = _Ladder(view_at(profile, profile.points[-1].tokens), wanted, buckets, Planner(solver), Planner(solver))
+    ladders = {
+        gradients: _Ladder(view_at(profile, profile.points[-1].tokens, gradients), wanted, buckets, solver)
+        for gradients in distinguished(profile, min(limits))
+    }
     told.start("Solving", len(budgets))
     points: dict[int, list[FrontierPoint]] = {}
     for place in sorted(range(len(budgets)), key=limits.__getitem__):
-        asked = [FrontierPoint(budgets[place], limits[place], risk) for risk in risks]
-        pairs = zip(asked, ladder.climb(limits[place]), strict=True)
-        points[place] = [_point(ladder.view, point, shared, buckets) for point, shared in pairs]
+        climbed = {gradients: ladder.climb(limits[place]) for gradients, ladder in ladders.items()}
+        points[place] = [
+            _point(profile, FrontierPoint(budgets[place], limits[place], risk), _kinds(climbed, number), buckets)
+            for number, risk in enumerate(risks)
+        ]
         told.advance(budgets[place])
     told.finish()
     return tuple(point for place in range(len(budgets)) for point in points[place])
+
+
+def _kinds(climbed: Mapping[GradientState, Sequence[Shared | None]], number: int) -> dict[GradientState, Shared]:
+    """By kind of micro-batch, what one risk comes to; nothing if one kind has no plan."""
+    kinds = {gradients: found for gradients, each in climbed.items() if (found := each[number]) is not None}
+    return kinds if len(kinds) == len(climbed) else {}
 
 
 def _limit(profile: Profile, budget: str, device_bytes: int | None) -> int:
@@ -88,9 +101,11 @@ class _Ladder:
     view: View
     wanted: Sequence[Wanted | None]
     buckets: Sequence[Bucket]
-    exact: Planner
-    coded: Planner
+    solver: str
     curve: Curve | None = None
+
+    def __post_init__(self) -> None:
+        self.exact, self.coded = Planner(self.solver), Planner(self.solver)
 
     def climb(self, limit: int) -> list[Shared | None]:
         """The plans for each risk, None where the limit has none.
@@ -117,17 +132,22 @@ class _Ladder:
         return choice(curve.plans, self.buckets, wanted.limit, price)
 
 
-def _point(view: View, asked: FrontierPoint, shared: Shared | None, buckets: Sequence[Bucket]) -> FrontierPoint:
+def _point(
+    profile: Profile, asked: FrontierPoint, kinds: Mapping[GradientState, Shared], buckets: Sequence[Bucket]
+) -> FrontierPoint:
     """The point that was asked for, with its figures if it has any."""
-    if shared is None:
+    if not kinds:
         return asked
-    seconds = view.store.step_seconds + mean_seconds(buckets, shared.plans)
+    largest, last = profile.points[-1], kinds["live"]
+    shares = {each: profile.workload.share(each) if len(kinds) > 1 else 1.0 for each in kinds}
+    extra = sum(shares[each] * mean_seconds(buckets, found.plans) for each, found in kinds.items())
+    seconds = largest.store.step_seconds + extra
     return replace(
         asked,
         step_seconds=seconds,
-        speed_vs_gc=view.gc.step_seconds / seconds if seconds else None,
-        peak_bytes=max(plan.simulation.peak_bytes for plan in shared.plans),
-        expected_error=math.sqrt(shared.risk),
-        price=shared.price,
-        binding=binding(shared),
+        speed_vs_gc=largest.gc.step_seconds / seconds if seconds else None,
+        peak_bytes=max(plan.simulation.peak_bytes for found in kinds.values() for plan in found.plans),
+        expected_error=math.sqrt(sum(shares[each] * found.risk for each, found in kinds.items())),
+        price=last.price,
+        binding=binding(last),
     )

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from hilore_plan.planner.between import Between, between
 from hilore_plan.planner.block_view import ClassView, class_view
+from hilore_plan.planner.without_gradients import without_gradients
 from hilore_plan.schema.plan import Action, compressed
 from hilore_plan.schema.profile import Outside, Point, Profile, Risk
-from hilore_plan.schema.record import Mode
+from hilore_plan.schema.record import GradientState, Mode
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class View:
         return outside.parameter_bytes + outside.optimizer_bytes + outside.batch_bytes + outside.embedding_bytes
 
     def gradient_bytes(self, block: int | None) -> int:
-        """Gradients that exist when backward reaches `block`; None stands for the head, before any block."""
+        """GradientState that exist when backward reaches `block`; None stands for the head, before any block."""
         if self.accumulation:
             return self.outside.gradient_bytes
         reached = () if block is None else self.outside.block_gradient_bytes[block:]
@@ -72,14 +73,17 @@ def point_names(view: View) -> tuple[str, ...]:
     return (*names, "embedding", "optimizer")
 
 
-def view_at(profile: Profile, tokens: int) -> View:
-    """The profile at `tokens` tokens per micro-batch.
+def view_at(profile: Profile, tokens: int, gradients: GradientState = "live") -> View:
+    """The profile at `tokens` tokens per micro-batch that begins with these gradients.
 
     Measures are linear between the measured points, bytes rounded up; below the smallest point its own measures hold.
 
     Raises:
-        UsageError: if `tokens` is more than was measured: nothing is known about larger micro-batches.
+        UsageError: if `tokens` is more than was measured: nothing is known about larger micro-batches. For `none` also
+            if the profile knows nothing of micro-batches that begin so.
     """
+    if gradients == "none":
+        profile = without_gradients(profile)
     at = between(profile, tokens)
     positions = {block: index for index, cls in enumerate(profile.classes) for block in cls.blocks}
     blocks = tuple(sorted(positions))

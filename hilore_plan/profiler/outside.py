@@ -15,7 +15,8 @@ from hilore_plan.profiler.classes import FoundClass
 from hilore_plan.profiler.memory import Trace
 from hilore_plan.profiler.requests import StageRequests, read_requests
 from hilore_plan.profiler.step import ActorStep
-from hilore_plan.schema.profile import BlockClass, Outside
+from hilore_plan.schema.profile import BlockClass, Outside, Transient, WithoutGradients
+from hilore_plan.schema.record import GradientState
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,10 @@ class Reading:
     """A marked recording of store-everything, beside what the timeline knows.
 
     Args:
-        trace: the recording; it starts with the gradients allocated under accumulation, without them otherwise.
+        trace: the recording.
         classes: the classes, with the bytes of their values in `value_bytes`.
         input_bytes: what the first block is given that is not shared.
-        accumulation: whether the recording started with all gradients.
+        begins: whether all gradients were there when the recording began, or none.
     """
 
     trace: Trace
@@ -84,7 +85,7 @@ class Reading:
     value_bytes: Sequence[Sequence[int]]
     input_bytes: int
     gradients: Gradients
-    accumulation: bool
+    begins: GradientState
 
     @property
     def class_of(self) -> list[int]:
@@ -167,7 +168,7 @@ class Reading:
         return self._beyond(f"forward:{block}", self.embedding_bytes + self.stored_before(block) + kept)
 
     def _gradients(self, count: int) -> int:
-        return 0 if self.accumulation else count
+        return 0 if self.begins == "live" else count
 
     def _beyond(self, name: str, known: int) -> int:
         return max(0, *(peak - known for peak in self._peaks(name)))
@@ -187,6 +188,16 @@ def outside_of(reading: Reading, step: ActorStep, extra_bytes: int) -> Outside:
         head_gradient_bytes=reading.gradients.head,
         block_gradient_bytes=reading.gradients.blocks,
         embedding_bytes=reading.embedding_bytes,
+        head_working_bytes=reading.head_working_bytes(),
+        embedding_working_bytes=reading.embedding_working_bytes(),
+        optimizer_working_bytes=reading.optimizer_working_bytes(),
+    )
+
+
+def without_gradients(reading: Reading, classes: Sequence[Transient]) -> WithoutGradients:
+    """The record of a micro-batch that begins without gradients: its recording, and what that says of each class."""
+    return WithoutGradients(
+        classes=tuple(classes),
         head_working_bytes=reading.head_working_bytes(),
         embedding_working_bytes=reading.embedding_working_bytes(),
         optimizer_working_bytes=reading.optimizer_working_bytes(),

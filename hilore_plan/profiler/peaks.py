@@ -9,6 +9,7 @@ import torch
 
 from hilore_plan.profiler.memory import Recorder
 from hilore_plan.profiler.step import ActorStep, Enterable
+from hilore_plan.schema.record import GradientState
 
 
 def quiet_profiler() -> None:
@@ -16,26 +17,26 @@ def quiet_profiler() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
-def start_bytes(step: ActorStep) -> int:
-    """What is live before an update whose gradients are zeroed or freed."""
-    step.zero_grad()
+def start_bytes(step: ActorStep, gradients: GradientState) -> int:
+    """What is live before a micro-batch that begins with these gradients; afterwards it may begin."""
+    step.begin(gradients)
     gc.collect()
     return torch.cuda.memory_allocated(step.device) if step.device.type == "cuda" else step.live_bytes()
 
 
-def measure_peak(step: ActorStep, runtime: Enterable | None = None, *, short: bool = False) -> int:
+def measure_peak(step: ActorStep, runtime: Enterable | None = None, *, last: GradientState | None = None) -> int:
     """Peak bytes of one update; the optimizer's state must be there already, so step once before.
 
     Args:
         step: the update.
         runtime: that it runs under.
-        short: take the first micro-batch for all of them.
+        last: only its last micro-batch and what follows it, begun with these gradients.
     """
     quiet_profiler()
-    base = start_bytes(step)
+    base = start_bytes(step, last or "none")
     with Recorder(step.device) as recorder:
-        if short:
-            step.short(runtime)
-        else:
+        if last is None:
             step.step(runtime)
+        else:
+            step.short(runtime)
     return base + recorder.trace.peak_bytes

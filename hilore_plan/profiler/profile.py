@@ -19,7 +19,7 @@ from hilore_plan.profiler.batches import CalibrationData, CalibrationText, rando
 from hilore_plan.profiler.calibration import calibrate, compressing
 from hilore_plan.profiler.calls import record_calls
 from hilore_plan.profiler.checkpointing import checkpointed
-from hilore_plan.profiler.class_measure import class_measure
+from hilore_plan.profiler.class_measure import class_measure, transient
 from hilore_plan.profiler.classes import FoundClass, find_classes
 from hilore_plan.profiler.clock import seconds_of
 from hilore_plan.profiler.environment import describe_environment, describe_model, resolve_device
@@ -28,14 +28,14 @@ from hilore_plan.profiler.forward import ForwardMeasure, measure_forward
 from hilore_plan.profiler.memory import Recorder, Trace
 from hilore_plan.profiler.opaque import OpaqueClass, warn_of_opaque
 from hilore_plan.profiler.ops import OpMeasures, storage_bytes_of
-from hilore_plan.profiler.outside import Reading, gradients_of, outside_of
+from hilore_plan.profiler.outside import Reading, gradients_of, outside_of, without_gradients
 from hilore_plan.profiler.peaks import measure_peak, quiet_profiler, start_bytes
 from hilore_plan.profiler.recompute_scale import bounded
 from hilore_plan.profiler.step import ActorStep, Loss
 from hilore_plan.profiler.watch import BlockWatch
 from hilore_plan.progress import Progress, Silent
-from hilore_plan.schema.profile import Point, Profile
-from hilore_plan.schema.record import Mode, Workload
+from hilore_plan.schema.profile import Point, Profile, Transient
+from hilore_plan.schema.record import GradientState, Mode, Workload
 
 # rounds of step times at a point: five, or as few as three at the largest point and one below it once they take long
 ROUNDS = 5
@@ -179,40 +179,42 @@ class _Session:
         step = self._step(workload, self.first.optimizer)
         about = f"{workload.tokens} tokens"
         extra = self._extra_bytes(step)
-        base = start_bytes(step)
+        base = start_bytes(step, step.workload.last_begins)
         trace = self._record(step, classes)
+        first = self._record_first(step, classes)
         self.progress.advance(f"{about}: peak of checkpointing")
         with checkpointed(self.blocks):
-            gc_peak = measure_peak(step, short=True)
+            gc_peak = measure_peak(step, last=step.workload.last_begins)
         self.progress.advance(f"{about}: step times")
         timed = self._time(step, about)
         calls = self._calls(step)
         measures = [c.measure(self.blocks[c.first], calls[c.first]) for c in classes]
         formats = [self._formats(c, calls[c.first]) for c in classes]
-        reading = self._reading(trace, classes, measures, calls)
         runs = [self._forward(c, calls[c.first]) for c in classes]
-        working = [self._working(reading, number, calls[c.first], runs[number]) for number, c in enumerate(classes)]
-        requests = [reading.requests(number) for number in range(len(classes))]
+        reading = self._reading(trace, step.workload.last_begins, classes, measures, calls)
+        found = self._transients(reading, calls, runs)
+        other = None if first is None else self._reading(first, "none", classes, measures, calls)
         self.progress.advance("next size")
         return Point(
             tokens=workload.tokens,
             batch=workload.batch,
             length=workload.prompt_tokens + workload.response_tokens,
-            classes=tuple(map(class_measure, measures, formats, working, requests, runs)),
+            classes=tuple(map(class_measure, measures, formats, found, runs)),
             outside=outside_of(reading, step, extra),
             store=Mode(step_seconds=timed.store, peak_bytes=base + trace.peak_bytes),
             gc=Mode(step_seconds=timed.gc, peak_bytes=gc_peak),
             recompute_scale=self._scale(timed, classes, measures),
+            without_gradients=None if other is None else without_gradients(other, self._transients(other, calls, runs)),
         )
 
     def _extra_bytes(self, step: ActorStep) -> int:
         """What the device holds besides the model and its update: workspaces of libraries, on CUDA."""
         if self.device.type != "cuda":
             return 0
-        return max(0, start_bytes(step) - step.live_bytes())
+        return max(0, start_bytes(step, "none") - step.live_bytes())
 
     def _record(self, step: ActorStep, classes: Sequence[FoundClass]) -> Trace:
-        """A recorded update of one micro-batch under store-everything; its peak is that of a complete one."""
+        """A recorded micro-batch under store-everything, begun as it is, and the optimizer's step after it."""
         stages = {block: c.slot_stages for c in classes for block in c.record.blocks}
         with Recorder(self.device) as recorder:
             with BlockWatch(self.blocks, [stages[index] for index in sorted(stages)], recorder):
@@ -221,19 +223,26 @@ class _Session:
             step.update()
         return recorder.trace
 
+    def _record_first(self, step: ActorStep, classes: Sequence[FoundClass]) -> Trace | None:
+        """The same without gradients to begin with; None where the last micro-batch begins so itself."""
+        if step.workload.last_begins == "none":
+            return None
+        start_bytes(step, "none")
+        return self._record(step, classes)
+
     def _time(self, step: ActorStep, about: str) -> _Timed:
         """Medians over interleaved rounds of one micro-batch and one update; those recorded before were the warm-up."""
         store: list[float] = []
         gc: list[float] = []
         update: list[float] = []
+        step.begin(step.workload.last_begins)
         least = LEAST_ROUNDS if step.workload.tokens == self.workload.tokens else 1
         for number in range(ROUNDS):
             if number < least or sum(store) + sum(gc) < ENOUGH_SECONDS:
-                zero = seconds_of(step.zero_grad, self.device)
                 store.append(seconds_of(step.backward, self.device))
                 with checkpointed(self.blocks):
                     gc.append(seconds_of(step.backward, self.device))
-                update.append(zero + seconds_of(step.update, self.device))
+                update.append(seconds_of(step.update, self.device))
             self.progress.advance(f"{about}: {'step times' if number + 1 < ROUNDS else 'op times'}")
         count, rest = len(step.batches), step.updates * statistics.median(update)
         return _Timed(
@@ -245,6 +254,13 @@ class _Session:
     def _forward(self, found: FoundClass, call: Call) -> ForwardMeasure:
         """The forward of a block that keeps nothing."""
         return measure_forward(self.blocks[found.first], call, found.slot_values, self.device)
+
+    def _transients(self, reading: Reading, calls: Sequence[Call], runs: Sequence[ForwardMeasure]) -> list[Transient]:
+        """By class, what depends on the gradients that the recording began with."""
+        return [
+            transient(self._working(reading, number, calls[found.first], runs[number]), reading.requests(number))
+            for number, found in enumerate(reading.classes)
+        ]
 
     def _working(self, reading: Reading, number: int, call: Call, run: ForwardMeasure) -> tuple[tuple[int, ...], int]:
         """What each stage of backward, and forward, need of a class beyond the values that they have."""
@@ -262,7 +278,12 @@ class _Session:
         return measure_codecs(found.graph, found.record, self.blocks[found.first], call, self.codecs)
 
     def _reading(
-        self, trace: Trace, classes: Sequence[FoundClass], measures: Sequence[OpMeasures], calls: Sequence[Call]
+        self,
+        trace: Trace,
+        begins: GradientState,
+        classes: Sequence[FoundClass],
+        measures: Sequence[OpMeasures],
+        calls: Sequence[Call],
     ) -> Reading:
         places = next(c.own_inputs for c in classes if 0 in c.record.blocks)
         return Reading(
@@ -271,7 +292,7 @@ class _Session:
             value_bytes=[m.value_bytes for m in measures],
             input_bytes=sum(storage_bytes_of(calls[0].tensors[place]) for place in places),
             gradients=self.gradients,
-            accumulation=self.workload.accumulation,
+            begins=begins,
         )
 
     def _scale(self, timed: _Timed, classes: Sequence[FoundClass], measures: Sequence[OpMeasures]) -> float:

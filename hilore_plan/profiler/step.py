@@ -18,7 +18,7 @@ from torch import nn
 from hilore_plan.errors import UsageError
 from hilore_plan.profiler.head import HeadScale, full_log_probs, fused_log_probs
 from hilore_plan.profiler.memory import storage_bytes
-from hilore_plan.schema.record import Workload
+from hilore_plan.schema.record import GradientState, Workload
 
 _CLIP = 0.2
 _MAX_NORM = 1.0
@@ -139,9 +139,9 @@ class ActorStep:
 
     Args:
         model: in train mode, on `device`.
-        workload: sizes, head, accumulation. With accumulation the gradients of all micro-batches add up, stay allocated
-            from update to update and are followed by one optimizer step; without it every micro-batch is an update of
-            its own and gradients are freed in between.
+        workload: sizes, head, accumulation. With accumulation the gradients of all micro-batches add up, and are
+            followed by one optimizer step; without it every micro-batch is an update of its own. Before each update
+            gradients are freed, as `zero_grad` does by default.
         vocab_size: token ids lie below it.
         loss: replaces the head's loss, for modules that are not Hugging Face causal LMs.
         optimizer: one over the model's trainable parameters, to go on with; AdamW by default.
@@ -171,23 +171,17 @@ class ActorStep:
 
     def step(self, runtime: Enterable | None = None) -> None:
         """One complete actor update."""
-        if self.workload.accumulation:
-            self.zero_grad()
+        alone = not self.workload.accumulation
+        last = len(self.batches) - 1
         for index in range(len(self.batches)):
-            if not self.workload.accumulation:
-                self.zero_grad()
+            if alone or index == 0:
+                self.begin("none")
             self.backward(index, runtime)
-            if not self.workload.accumulation:
+            if alone or index == last:
                 self.update()
-        if self.workload.accumulation:
-            self.update()
 
     def short(self, runtime: Enterable | None = None) -> None:
-        """An update of the first micro-batch alone: all of them are of one size, so its peak is that of a complete one.
-
-        Under accumulation this holds once there are gradients from an update before.
-        """
-        self.zero_grad()
+        """The last micro-batch of an update, and the optimizer's step; as `begin` left it. All are of one size."""
         self.backward(0, runtime)
         self.update()
 
@@ -196,9 +190,13 @@ class ActorStep:
         """How often the optimizer steps in one actor update."""
         return 1 if self.workload.accumulation else len(self.batches)
 
-    def zero_grad(self) -> None:
-        """Under accumulation gradients are zeroed in place, else freed."""
-        self.optimizer.zero_grad(set_to_none=not self.workload.accumulation)
+    def begin(self, gradients: GradientState) -> None:
+        """Frees all gradients, or has one of zeros for every trainable parameter."""
+        self.optimizer.zero_grad(set_to_none=gradients == "none")
+        if gradients == "live":
+            for parameter in self.trainable:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
 
     def backward(self, index: int = 0, runtime: Enterable | None = None) -> torch.Tensor:
         """Forward and backward of one micro-batch; returns the loss."""

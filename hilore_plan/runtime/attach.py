@@ -21,6 +21,7 @@ from hilore_plan.runtime.compiled import refuse_compiled
 from hilore_plan.runtime.exposures import exposure_of
 from hilore_plan.runtime.fits import check_model, check_parameters
 from hilore_plan.runtime.frame import Clock
+from hilore_plan.runtime.gradients import Gradients
 from hilore_plan.runtime.lookup import Lookup
 from hilore_plan.runtime.meter import Meter
 from hilore_plan.runtime.microbatch import Microbatch
@@ -30,7 +31,7 @@ from hilore_plan.runtime.sharded import is_sharded, refuse_sharded
 from hilore_plan.runtime.variants import Variants
 from hilore_plan.schema.io import load_plan
 from hilore_plan.schema.plan import Plan
-from hilore_plan.schema.record import Norm
+from hilore_plan.schema.record import GradientState, Norm
 
 _MISSING = object()
 
@@ -59,13 +60,13 @@ def apply(model: nn.Module, plan: Plan | str | Path, *, blocks: Sequence[str | n
     check_model(found, loaded)
     for name, block in found:
         _refuse_unsafe(name, block)
-    return Runtime(loaded, found)
+    return Runtime(loaded, found, model)
 
 
 class Runtime:
     """A plan at work in a model."""
 
-    def __init__(self, plan: Plan, blocks: NamedBlocks) -> None:
+    def __init__(self, plan: Plan, blocks: NamedBlocks, model: nn.Module) -> None:
         self.plan = plan
         self.clock = Clock()
         self.variants = Variants()
@@ -74,6 +75,9 @@ class Runtime:
         self.escalations = 0
         self.held_back = 0
         self.lookup = Lookup(plan)
+        self.gradients: GradientState = "live"
+        self._gradients = Gradients(model) if plan.distinguishes_gradients else None
+        self._latest = len(blocks)
         self._actions = PlanActions(plan)
         self._recipes: dict[tuple[BlockGraph, int, frozenset[int], bool], Recipe] = {}
         self._checked: set[int] = set()
@@ -174,6 +178,9 @@ class Runtime:
 
     def recipe(self, block: int, graph: BlockGraph, tokens: int, forced: frozenset[int]) -> Recipe:
         """See `block.Context.recipe`."""
+        if self._gradients is not None and block <= self._latest:  # another forward begins
+            self.gradients = self._gradients.state()
+        self._latest = block
         current = self.current
         entry = current.find(tokens)
         self._uses[entry] += 1

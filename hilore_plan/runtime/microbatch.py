@@ -13,7 +13,7 @@ from hilore_plan.exposure.observe import observe
 from hilore_plan.runtime.alarm import Alarm
 from hilore_plan.runtime.lookup import Lookup
 from hilore_plan.runtime.meter import Meter
-from hilore_plan.schema.record import Norm
+from hilore_plan.schema.record import GradientState, Norm
 
 COUNTED = -1
 
@@ -27,6 +27,7 @@ class Owner(Protocol):
     escalations: int
     held_back: int
     lookup: Lookup
+    gradients: GradientState  # as the forward now running found them
 
     @property
     def over_budget(self) -> bool:
@@ -50,6 +51,7 @@ class Microbatch:
     __slots__ = (
         "_before",
         "_careful",
+        "_gradients",
         "_held_back",
         "_runtime",
         "absolute",
@@ -92,13 +94,16 @@ class Microbatch:
         """The entry of a frame with so many tokens."""
         if self.tokens is None:
             self.entry = self._look_up(tokens)  # R8
+        elif self._gradients != self._runtime.gradients:  # known when a forward begins
+            self.entry = self._look_up(self.tokens)
         return self.entry
 
     def _look_up(self, tokens: int) -> int | None:
-        found = self._runtime.lookup.find(tokens, self.relative)
+        self._gradients = self._runtime.gradients
+        found = self._runtime.lookup.find(tokens, self.relative, self._gradients)
         if not self._careful:
             return found
-        careful = self._runtime.lookup.find(tokens, None)
+        careful = self._runtime.lookup.find(tokens, None, self._gradients)
         self._held_back = careful != found
         return careful
 

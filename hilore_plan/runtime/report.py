@@ -7,6 +7,7 @@ from typing import Any
 
 from hilore_plan.quantities import format_bytes, format_seconds
 from hilore_plan.schema.plan import Entry
+from hilore_plan.schema.record import GradientState
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,7 @@ class EntryUse:
     """How often an entry was used (frames of blocks), what it predicted, and what verifying it measured."""
 
     tokens_up_to: int
+    gradients: GradientState
     exposure_up_to: float | None
     frames: int
     predicted_peak_bytes: int
@@ -25,6 +27,7 @@ class EntryUse:
         """The use of a plan's entry."""
         return cls(
             entry.tokens_up_to,
+            entry.gradients,
             entry.exposure_up_to,
             frames,
             entry.predicted.peak_bytes,
@@ -87,8 +90,9 @@ class Report:
 def _entry_line(use: EntryUse) -> str:
     verified = f", verified {format_bytes(use.verified_peak_bytes)}" if use.verified_peak_bytes else ""
     exposure = "" if use.exposure_up_to is None else f", exposure up to {use.exposure_up_to:.3g}"
+    begins = ", no gradients yet" if use.gradients == "none" else ""
     return (
-        f"  up to {use.tokens_up_to} tokens{exposure}: {use.frames} block forwards, "
+        f"  up to {use.tokens_up_to} tokens{begins}{exposure}: {use.frames} block forwards, "
         f"predicted peak {format_bytes(use.predicted_peak_bytes)}{verified}, "
         f"predicted recompute {format_seconds(use.predicted_recompute_seconds)} a step"
     )

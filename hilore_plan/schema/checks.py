@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hilore_plan.errors import FileError
 from hilore_plan.schema.plan import Entry, Plan
-from hilore_plan.schema.profile import BlockClass, ClassMeasure, Point, Profile, Risk
+from hilore_plan.schema.profile import BlockClass, ClassMeasure, Point, Profile, Risk, Transient, WithoutGradients
 from hilore_plan.schema.record import Record
 
 # nothing that is measured or asked for comes near; a few times as much, and sums would be more than a float holds
@@ -96,6 +96,17 @@ def _point_faults(profile: Profile, point: Point, at: str) -> Iterator[str]:
         yield f"{at}.outside.block_gradient_bytes does not have one entry per block"
     for number, (measure, block_class) in enumerate(zip(point.classes, profile.classes, strict=False)):
         yield from _measure_faults(measure, block_class, f"{at}.classes[{number}]")
+    if point.without_gradients is not None:
+        yield from _without_faults(profile, point.without_gradients, f"{at}.without_gradients")
+
+
+def _without_faults(profile: Profile, found: WithoutGradients, at: str) -> Iterator[str]:
+    if len(found.classes) != len(profile.classes):
+        yield f"{at}.classes has {len(found.classes)} entries where there are {len(profile.classes)} classes"
+    for number, (measure, block_class) in enumerate(zip(found.classes, profile.classes, strict=False)):
+        place = f"{at}.classes[{number}]"
+        yield from _lengths(measure, {"stage_working_bytes": block_class.stages}, place)
+        yield from _asked_faults(measure, block_class, place)
 
 
 def _measure_faults(measure: ClassMeasure, block_class: BlockClass, at: str) -> Iterator[str]:
@@ -120,7 +131,7 @@ def _measure_faults(measure: ClassMeasure, block_class: BlockClass, at: str) -> 
                 yield f"{at}.{field}.{codec} has {len(numbers)} numbers where its class needs {values}"
 
 
-def _asked_faults(measure: ClassMeasure, block_class: BlockClass, at: str) -> Iterator[str]:
+def _asked_faults(measure: ClassMeasure | Transient, block_class: BlockClass, at: str) -> Iterator[str]:
     if len(measure.asked_values) not in (0, block_class.stages):
         yield f"{at}.asked_values has {len(measure.asked_values)} stages where its class has {block_class.stages}"
     if [len(each) for each in measure.asked_values] != [len(each) for each in measure.asked_bytes]:
@@ -155,10 +166,17 @@ def _plan_faults(plan: Plan) -> Iterator[str]:
     yield from _twice("block_names", plan.block_names)
     yield from _twice("classes", [c.name for c in plan.classes])
     yield from _planned("classes", (block for c in plan.classes for block in c.blocks), len(plan.block_names))
-    keys = [(e.tokens_up_to, float("inf") if e.exposure_up_to is None else e.exposure_up_to) for e in plan.entries]
-    yield from _ascending("entries", keys)
+    yield from _ascending("entries", [_place(entry) for entry in plan.entries])
+    if plan.entries[-1].gradients != "live":
+        yield "entries has none for micro-batches that begin with gradients"
     for number, entry in enumerate(plan.entries):
         yield from _entry_faults(plan, entry, f"entries[{number}]")
+
+
+def _place(entry: Entry) -> tuple[int, bool, float]:
+    """Where an entry stands in the order of a plan."""
+    exposure = float("inf") if entry.exposure_up_to is None else entry.exposure_up_to
+    return entry.tokens_up_to, entry.gradients == "live", exposure
 
 
 def _entry_faults(plan: Plan, entry: Entry, at: str) -> Iterator[str]:
@@ -187,7 +205,7 @@ def _planned(at: str, blocks: Iterable[int], count: int) -> Iterator[str]:
         yield f"{at} leaves out {count - len(found)} of the model's {count} blocks"
 
 
-def _ascending(at: str, keys: Sequence[int] | Sequence[tuple[int, float]]) -> Iterator[str]:
+def _ascending(at: str, keys: Sequence[int] | Sequence[tuple[int, bool, float]]) -> Iterator[str]:
     if any(not left < right for left, right in pairwise(keys)):  # type: ignore[operator]
         yield f"{at} are not in ascending order"
 

@@ -6,10 +6,10 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from hilore_plan.schema.record import Environment, Mode, Model, Norm, Record, Workload, uncaptured_reason
+from hilore_plan.schema.record import Environment, GradientState, Mode, Model, Norm, Record, Workload, uncaptured_reason
 
 SCHEMA: Final = "hilore.plan/1"
-REVISION = 2
+REVISION = 3
 
 COMPRESS: Final = "compress:"
 # `store`, `cast`, `recompute`, or `compress:CODEC`
@@ -88,9 +88,14 @@ class Entry(Record):
     the calibrated micro-batches that fall into this exposure bucket, `weight` their part of the squared exposure:
     the error of a step is the root of the sum of `weight * error^2`. `store` and `gc` are what the two plain modes cost
     at the bucket's upper edge; `measured` is there once the plan was run.
+
+    `gradients` says which of these micro-batches: `none`, those that begin while no parameter has a gradient, as the
+    first of an update does after `zero_grad(set_to_none=True)`; `live`, all others, and those as well if no entry is
+    for `none` (before revision 3: no entry was).
     """
 
     tokens_up_to: int = Field(ge=1)
+    gradients: GradientState = "live"
     exposure_up_to: float | None = Field(default=None, ge=0)
     frequency: float = Field(default=1.0, ge=0, le=1)
     weight: float = Field(default=1.0, ge=0, le=1)
@@ -118,7 +123,7 @@ class RiskBudget(Record):
 
 
 class Plan(Record):
-    """What `hilore apply` runs. Entries ascend by tokens, then by exposure."""
+    """What `hilore apply` runs. Entries ascend by tokens, then by gradients (`none` first), then by exposure."""
 
     schema_: Literal["hilore.plan/1"] = Field(default=SCHEMA, alias="schema")
     revision: int = REVISION
@@ -132,3 +137,12 @@ class Plan(Record):
     block_names: tuple[str, ...]
     classes: tuple[Fingerprint, ...]
     entries: tuple[Entry, ...] = Field(min_length=1)
+
+    @property
+    def distinguishes_gradients(self) -> bool:
+        """Whether there are entries for micro-batches that begin without gradients."""
+        return any(entry.gradients == "none" for entry in self.entries)
+
+    def share(self, entry: Entry) -> float:
+        """The part of an update's micro-batches that an entry is for, if all of them are of its size."""
+        return entry.frequency * (self.workload.share(entry.gradients) if self.distinguishes_gradients else 1.0)

@@ -10,7 +10,7 @@ from pydantic import Field
 from hilore_plan.schema.record import Environment, Mode, Model, Norm, Record, Workload, uncaptured_reason
 
 SCHEMA: Final = "hilore.profile/1"
-REVISION = 4
+REVISION = 5
 
 
 class Value(Record):
@@ -98,6 +98,16 @@ class ClassMeasure(Record):
     codec_seconds: dict[str, tuple[float, ...]] = Field(default={})
 
 
+class Transient(Record):
+    """Those fields of a `ClassMeasure` that depend on which gradients there are when backward begins."""
+
+    stage_working_bytes: tuple[int, ...]
+    forward_working_bytes: int
+    asked_values: tuple[tuple[int, ...], ...] = ()
+    asked_bytes: tuple[tuple[int, ...], ...] = ()
+    asked_peaks: tuple[tuple[int, ...], ...] = ()
+
+
 class Outside(Record):
     """Bytes that live outside the blocks, at one point.
 
@@ -119,10 +129,25 @@ class Outside(Record):
     optimizer_working_bytes: int
 
 
+class WithoutGradients(Record):
+    """What is different in a micro-batch that begins without any gradient; the lists run along the profile's classes.
+
+    Gradients then arise as backward goes on. A new one is what its computation made, without a copy, so that working
+    memory is less than where it is added to one that was there: `*_working_bytes` are as in `Outside`.
+    """
+
+    classes: tuple[Transient, ...]
+    head_working_bytes: int
+    embedding_working_bytes: int
+    optimizer_working_bytes: int
+
+
 class Point(Record):
     """Everything measured at one micro-batch size: `batch` rows of `length` tokens.
 
     `recompute_scale` is what a second of recomputation costs within a training step, over what the same ops cost alone.
+    `without_gradients` is what differs in the first micro-batch of an update that accumulates: None where all of them
+    begin without gradients, and before revision 5.
     """
 
     tokens: int = Field(ge=1)
@@ -133,6 +158,7 @@ class Point(Record):
     store: Mode
     gc: Mode
     recompute_scale: float = Field(gt=0)
+    without_gradients: WithoutGradients | None = None
 
 
 class UnitRisk(Record):

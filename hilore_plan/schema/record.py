@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Head = Literal["fused", "full"]
 Norm = Literal["l2", "l1"]
+# what a micro-batch begins with: gradients of others before it in the step, or none at all
+GradientState = Literal["none", "live"]
 # what the `graph_hash` of a block without a graph begins with; the reason follows
 UNCAPTURED: Final = "uncaptured: "
 
@@ -54,6 +56,16 @@ class Workload(Record):
     def tokens(self) -> int:
         """Tokens of one micro-batch, padding included."""
         return self.batch * (self.prompt_tokens + self.response_tokens)
+
+    @property
+    def last_begins(self) -> GradientState:
+        """What the last micro-batch of an update begins with."""
+        return "live" if self.accumulation else "none"
+
+    def share(self, gradients: GradientState) -> float:
+        """The part of an update's micro-batches that begin so, if only the first one begins without gradients."""
+        first = 1 / self.micro_batches
+        return first if gradients == "none" else 1 - first
 
 
 class Model(Record):

@@ -18,6 +18,7 @@ class EntryRow(NamedTuple):
     store_peak_bytes: int
     gc_step_seconds: float
     gc_peak_bytes: int
+    gradients: str | None = None
     exposure_up_to: float | None = None
     frequency: float | None = None
     weight: float | None = None
@@ -62,6 +63,7 @@ def _entry_row(number: int, entry: Entry, limit_bytes: int) -> EntryRow:
         store_peak_bytes=entry.store.peak_bytes,
         gc_step_seconds=entry.gc.step_seconds,
         gc_peak_bytes=entry.gc.peak_bytes,
+        gradients=entry.gradients,
         exposure_up_to=math.inf if entry.exposure_up_to is None else entry.exposure_up_to,
         frequency=entry.frequency,
         weight=entry.weight,

@@ -47,6 +47,6 @@ def plan_points(plan: Plan, profile: Profile) -> list[PointRow]:
 
 def entry_timeline(entry: Entry, profile: Profile) -> tuple[PointBytes, ...]:
     """The timeline of one entry, played by the simulator at the entry's upper edge."""
-    view = view_at(profile, entry.tokens_up_to)
+    view = view_at(profile, entry.tokens_up_to, entry.gradients)
     actions = {block: group.actions for group in entry.groups for block in group.blocks}
     return timeline(view, [actions[block] for block in view.blocks])

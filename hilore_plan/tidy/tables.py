@@ -84,6 +84,7 @@ class Tables:
             tokens_up_to (int): the largest micro-batch, in tokens.
             store_step_seconds, gc_step_seconds (real), store_peak_bytes, gc_peak_bytes (int): the two plain modes at
                 that size.
+            gradients (word): `none` for micro-batches that begin without gradients, `live` for others.
             exposure_up_to (real): the highest exposure over the mean one; infinite in the highest bucket.
             frequency, weight (real): the part of the micro-batches of that size in this bucket of exposure, and their
                 part of the squared exposure.

@@ -51,8 +51,10 @@ def plan_units(plan: Plan, profile: Profile | None = None) -> list[UnitRow]:
 
 def entry_units(entry: Entry, profile: Profile | None = None, *, number: int = 0) -> list[UnitRow]:
     """The rows of one entry, which is the plan's entry of that number."""
-    found = _named(number, entry) if profile is None else _weighed(number, entry, view_at(profile, entry.tokens_up_to))
-    return sorted(found, key=lambda row: row.block)
+    if profile is None:
+        return sorted(_named(number, entry), key=lambda row: row.block)
+    view = view_at(profile, entry.tokens_up_to, entry.gradients)
+    return sorted(_weighed(number, entry, view), key=lambda row: row.block)
 
 
 def profile_units(profile: Profile) -> list[UnitRow]:

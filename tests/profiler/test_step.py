@@ -9,7 +9,7 @@ from torch import nn
 from hilore_plan.errors import UsageError
 from hilore_plan.integrations.builtin_models import build
 from hilore_plan.profiler.checkpointing import checkpointed
-from hilore_plan.profiler.step import ActorStep, MicroBatch, grpo_loss
+from hilore_plan.profiler.step import ActorStep, Enterable, MicroBatch, grpo_loss
 from hilore_plan.schema.record import Workload
 
 CPU = torch.device("cpu")
@@ -74,19 +74,27 @@ def test_coefficients_are_minus_advantage_over_tokens() -> None:
     torch.testing.assert_close(log_probs.grad, expected)
 
 
-def test_accumulation_keeps_gradients_allocated() -> None:
+@pytest.mark.parametrize("accumulation", [True, False])
+def test_an_update_begins_without_gradients(accumulation: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, begun = actor(accumulation=accumulation), []
+    step.begin("live")
+    plain = step.backward
+
+    def backward(index: int, runtime: Enterable | None) -> torch.Tensor:
+        begun.append(all(p.grad is None for p in step.trainable))
+        return plain(index, runtime)
+
+    monkeypatch.setattr(step, "backward", backward)
+    step.step()
+    assert begun == [True, not accumulation]
+    assert all(p.grad is not None for p in step.trainable)
+
+
+def test_a_micro_batch_begins_with_gradients_of_zeros_or_without_any() -> None:
     step = actor()
-    step.step()
-    places = [p.grad.data_ptr() for p in step.trainable if p.grad is not None]
-    step.step()
-    assert places == [p.grad.data_ptr() for p in step.trainable if p.grad is not None]
-    assert len(places) == len(step.trainable)
-
-
-def test_without_accumulation_gradients_are_freed() -> None:
-    step = actor(accumulation=False)
-    step.step()
-    step.zero_grad()
+    step.begin("live")
+    assert all(p.grad is not None and not p.grad.any() for p in step.trainable)
+    step.begin("none")
     assert all(p.grad is None for p in step.trainable)
 
 
