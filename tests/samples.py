@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from hilore_plan.schema.bench import Bench, ModeResult, Spread
 from hilore_plan.schema.plan import Action, Budget, Entry, Fingerprint, Group, Plan, Prediction, RiskBudget, Solver
 from hilore_plan.schema.profile import (
@@ -138,6 +140,21 @@ def compressing_plan() -> Plan:
             ),
         }
     )
+
+
+def distinguishing(plan: Plan) -> Plan:
+    """A plan with entries for micro-batches that begin without gradients, which recompute half as long as its own."""
+    sizes = groupby(plan.entries, key=lambda entry: entry.tokens_up_to)
+    kinds = ([*map(_without_gradients, found), *found] for found in (list(each) for _, each in sizes))
+    return plan.model_copy(update={"entries": tuple(entry for found in kinds for entry in found)})
+
+
+def _without_gradients(entry: Entry) -> Entry:
+    less = entry.predicted.recompute_seconds / 2
+    predicted = entry.predicted.model_copy(
+        update={"recompute_seconds": less, "step_seconds": entry.predicted.step_seconds - less}
+    )
+    return entry.model_copy(update={"gradients": "none", "predicted": predicted})
 
 
 def _with_codecs(point: Point) -> Point:

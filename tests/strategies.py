@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from hilore_plan.schema.profile import BlockClass, ClassMeasure, Op, Outside, Point, Profile, Value
+from hilore_plan.schema.profile import (
+    BlockClass,
+    ClassMeasure,
+    Op,
+    Outside,
+    Point,
+    Profile,
+    Transient,
+    Value,
+    WithoutGradients,
+)
 from hilore_plan.schema.record import Environment, Mode, Model, Workload
 
 ENVIRONMENT = Environment(
@@ -220,6 +230,24 @@ def llama_profile(
         for length in lengths
     )
     return profile_of([cls], points, accumulation)
+
+
+def with_first_micro_batch(profile: Profile) -> Profile:
+    """The profile with measures of a micro-batch that begins without gradients: the same working memory."""
+    return profile.model_copy(update={"points": tuple(map(_with_first, profile.points))})
+
+
+def _with_first(point: Point) -> Point:
+    outside = point.outside
+    first = WithoutGradients(
+        classes=tuple(
+            Transient(**{name: getattr(measure, name) for name in Transient.model_fields}) for measure in point.classes
+        ),
+        head_working_bytes=outside.head_working_bytes,
+        embedding_working_bytes=outside.embedding_working_bytes,
+        optimizer_working_bytes=outside.optimizer_working_bytes,
+    )
+    return point.model_copy(update={"without_gradients": first})
 
 
 def _llama_point(

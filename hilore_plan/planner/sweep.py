@@ -66,8 +66,9 @@ def sweep(
     # all risks have the same buckets, those too that make no difference between them: their seconds are the same sums
     buckets = buckets_of(next((one for one in wanted if one is not None), None), exposure_buckets)
     limits = [_limit(profile, budget, device_bytes) for budget in budgets]
+    exact, coded = Planner(solver), Planner(solver)
     ladders = {
-        gradients: _Ladder(view_at(profile, profile.points[-1].tokens, gradients), wanted, buckets, solver)
+        gradients: _Ladder(view_at(profile, profile.points[-1].tokens, gradients), wanted, buckets, exact, coded)
         for gradients in distinguished(profile, min(limits))
     }
     told.start("Solving", len(budgets))
@@ -101,11 +102,9 @@ class _Ladder:
     view: View
     wanted: Sequence[Wanted | None]
     buckets: Sequence[Bucket]
-    solver: str
+    exact: Planner
+    coded: Planner
     curve: Curve | None = None
-
-    def __post_init__(self) -> None:
-        self.exact, self.coded = Planner(self.solver), Planner(self.solver)
 
     def climb(self, limit: int) -> list[Shared | None]:
         """The plans for each risk, None where the limit has none.

@@ -14,7 +14,7 @@ from hilore_plan.errors import InfeasibleBudgetError
 from hilore_plan.planner.plan import solve_plan
 from hilore_plan.schema.io import load_plan
 from hilore_plan.schema.plan import Plan
-from hilore_plan.schema.record import Workload
+from hilore_plan.schema.record import GradientState, Workload
 
 PROFILE = llama_profile(blocks=3)
 BUDGET = "1.1x-gc"
@@ -44,7 +44,7 @@ class Machine:
     def warm(self) -> None:
         pass
 
-    def peak_bytes_in(self, exposure_up_to: float | None) -> int:
+    def entry_peak_bytes(self, gradients: GradientState, exposure_up_to: float | None) -> int:
         return type(self).measure(self.raw())
 
     def raw(self) -> int:

@@ -258,3 +258,9 @@ def test_show_plots_a_calibrated_profile(hilore: Run, tmp_path: Path) -> None:
     done = hilore("show", tmp_path / "profile.json", "--plot", tmp_path / "a.png")
     assert done.code == 0, done.err
     assert_drawn(tmp_path / "a.png", (18, 11))
+
+
+def test_entries_are_told_apart_by_the_gradients_that_they_find() -> None:
+    plan = samples.distinguishing(samples.plan())
+    names = [maps.entry_name(entry) for entry in plan.entries]
+    assert names == ["256 tokens, no gradients", "256 tokens", "512 tokens, no gradients", "512 tokens"]

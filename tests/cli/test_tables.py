@@ -46,6 +46,11 @@ TABLES: dict[str, Callable[[], list[Table]]] = {
     "compressing_units": lambda: rows.plan_units(
         samples.compressing_plan(), samples.compressing_plan().entries[1], samples.calibrated_profile()
     ),
+    "distinguishing": lambda: [rows.plan_entries(samples.distinguishing(samples.plan()))],
+    "distinguishing_units": lambda: rows.plan_units(
+        samples.plan(), samples.distinguishing(samples.plan()).entries[0], None
+    ),
+    "distinguishing_compressing": lambda: [rows.plan_entries(samples.distinguishing(samples.compressing_plan()))],
     "frontier": lambda: [risk_rows.frontier(FRONTIER, "a workload")],
     "bench": lambda: [rows.bench_modes(samples.bench())],
 }

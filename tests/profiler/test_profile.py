@@ -18,6 +18,7 @@ from hilore_plan.profiler.calls import record_calls, shared_storages, storage_of
 from hilore_plan.profiler.classes import find_classes
 from hilore_plan.profiler.ops import measure_ops, reran_ops
 from hilore_plan.profiler.outside import stored_bytes
+from hilore_plan.profiler.peaks import measure_peak
 from hilore_plan.profiler.profile import profile_module, scaled_workloads
 from hilore_plan.profiler.recompute_scale import SANE_SCALE, NoisyMeasurementWarning, bounded
 from hilore_plan.profiler.step import ActorStep
@@ -83,6 +84,27 @@ def test_the_timeline_of_store_everything_is_the_measured_peak(load: Workload) -
     profile = profiled(load)
     view = view_at(profile, profile.points[-1].tokens)
     assert simulate(view, store_everything(view)).peak_bytes == profile.points[-1].store.peak_bytes
+
+
+@noisy
+@pytest.mark.parametrize(
+    "load",
+    [workload(), workload(head="full"), workload(lora_rank=2, dtype="bfloat16"), workload("builtin:tiny-gpt2")],
+    ids=["llama", "full-head", "lora", "gpt2"],
+)
+def test_so_it_is_for_a_micro_batch_that_begins_without_gradients(load: Workload) -> None:
+    loaded = build(load.source, dtype=load.dtype, lora_rank=load.lora_rank)
+    profile = profile_module(loaded.model, load, vocab_size=loaded.vocab_size, token_points=1)
+    view = view_at(profile, load.tokens, "none")
+    step = ActorStep(loaded.model, load, vocab_size=loaded.vocab_size, device=CPU)
+    step.step()
+    assert simulate(view, store_everything(view)).peak_bytes == measure_peak(step, last="none")
+
+
+@noisy
+def test_only_accumulation_tells_the_first_micro_batch_from_others() -> None:
+    (point,) = profiled(workload(accumulation=False)).points
+    assert point.without_gradients is None
 
 
 @noisy

@@ -64,6 +64,61 @@ def test_what_an_older_revision_does_not_say_is_as_it_was() -> None:
     before = io.load_profile(DATA / "profile-1.3.json")
     measures = [measure for point in before.points for measure in point.classes]
     assert {(m.asked_peaks, m.forward_values, m.forward_peaks) for m in measures} == {((), (), ())}
+    alike = io.load_profile(DATA / "profile-1.4.json"), io.load_plan(DATA / "plan-1.2.json")
+    assert {point.without_gradients for point in alike[0].points} == {None}
+    assert {entry.gradients for entry in alike[1].entries} == {"live"}
+    assert not alike[1].distinguishes_gradients
+
+
+def test_the_newest_revision_tells_micro_batches_without_gradients_apart() -> None:
+    profile, plan = io.load_profile(DATA / "profile-1.5.json"), io.load_plan(DATA / "plan-1.3.json")
+    assert all(point.without_gradients for point in profile.points)
+    assert [entry.gradients for entry in plan.entries] == ["none"] * 3 + ["live"] * 3
+    assert plan.share(plan.entries[0]) == pytest.approx(plan.entries[0].frequency / 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "says"),
+    [
+        ("stage_working_bytes", [1], "without_gradients.classes.0..stage_working_bytes has 1 numbers"),
+        ("asked_bytes", [[1024], [1024, 2048]], "one number for each"),
+        ("asked_peaks", [[1024, 2048, 4096]], "asked_peaks does not have one number more"),
+    ],
+)
+def test_what_a_class_needs_without_gradients_has_to_fit_it(
+    field: str, wrong: object, says: str, tmp_path: Path
+) -> None:
+    data = json.loads((DATA / "profile-1.5.json").read_text())
+    data["points"][0]["without_gradients"]["classes"][0][field] = wrong
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    with pytest.raises(FileError, match=says):
+        io.load_profile(tmp_path / "a.json")
+
+
+def test_every_class_has_measures_without_gradients_or_none_has(tmp_path: Path) -> None:
+    data = json.loads((DATA / "profile-1.5.json").read_text())
+    data["points"][0]["without_gradients"]["classes"] = []
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    with pytest.raises(FileError, match="without_gradients.classes has 0 entries"):
+        io.load_profile(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        ([3, 4, 5, 0, 1, 2], "not in ascending order"),
+        ([0, 1, 2], "none for micro-batches that begin with gradients"),
+        ([0, 0, 3], "not in ascending order"),
+    ],
+)
+def test_entries_for_micro_batches_without_gradients_come_first_and_never_alone(
+    order: list[int], says: str, tmp_path: Path
+) -> None:
+    data = json.loads((DATA / "plan-1.3.json").read_text())
+    data["entries"] = [data["entries"][number] for number in order]
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    with pytest.raises(FileError, match=says):
+        io.load_plan(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(
