@@ -29,6 +29,7 @@ from hilore_plan.planner.plan import solve_plan
 from hilore_plan.profiler.batches import GROUP, ROWS, CalibrationBatch, CalibrationText, Sample, text_data
 from hilore_plan.profiler.malloc import reexec_with_malloc_settings
 from hilore_plan.runtime.attach import Runtime, apply
+from hilore_plan.runtime.lookup import Lookup
 from hilore_plan.schema.io import load_profile
 from hilore_plan.schema.plan import Plan
 from hilore_plan.schema.profile import Exposures, Profile
@@ -131,10 +132,11 @@ def seconds(models: Sequence[nn.Module], plans: Sequence[Plan], step: Step, roun
 
 def predicted(plan: Plan, step: Step) -> float:
     """Seconds of recomputation and codecs in the step, as the plan predicts them."""
-    total = 0.0
-    for exposure in step.exposures:
-        fitting = (e for e in plan.entries if e.exposure_up_to is None or exposure <= e.exposure_up_to)
-        total += next(fitting).predicted.recompute_seconds / plan.workload.micro_batches
+    lookup, total = Lookup(plan), 0.0
+    for number, exposure in enumerate(step.exposures):
+        found = lookup.find(plan.entries[-1].tokens_up_to, exposure, "live" if number else "none")
+        assert found is not None
+        total += plan.entries[found].predicted.recompute_seconds / plan.workload.micro_batches
     return total
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -30,10 +30,8 @@ _BINDING = {
 def plan_buckets(plan: Plan, risk: RiskBudget, title: str) -> Table:
     """Every entry of a plan with compression, by size and exposure, beside what the two plain modes cost."""
     measured = any(entry.measured for entry in plan.entries)
-    split = plan.distinguishes_gradients
     columns = (
-        Column("tokens\nup to"),
-        *((Column("gra-\ndients", "name"),) if split else ()),
+        size_column(plan),
         Column("expo-\nsure", "name"),
         Column("often"),
         Column("peak"),
@@ -47,7 +45,7 @@ def plan_buckets(plan: Plan, risk: RiskBudget, title: str) -> Table:
     return Table(
         title=title,
         columns=columns,
-        rows=tuple(row for _, found in sizes for row in _size_rows(list(found), split=split, measured=measured)),
+        rows=tuple(row for _, found in sizes for row in _size_rows(list(found), measured=measured)),
         notes=(
             f"budget {plan.budget.asked} = {format_bytes(plan.budget.limit_bytes)} at every size and exposure",
             *update_notes(plan),
@@ -56,6 +54,21 @@ def plan_buckets(plan: Plan, risk: RiskBudget, title: str) -> Table:
             explain_binding(plan.entries[-1]),
         ),
     )
+
+
+def size_column(plan: Plan) -> Column:
+    """The heading above `size_cells`."""
+    return Column("tokens,\ngradients" if plan.distinguishes_gradients else "tokens\nup to")
+
+
+def size_cells(entries: Sequence[Entry]) -> list[str]:
+    """What the entries of one size are for: its tokens, and gradients where they differ; each where it changes."""
+    kinds = [entry.gradients for entry in entries]
+    tokens = str(entries[0].tokens_up_to)
+    if len(set(kinds)) == 1:
+        return [tokens, *[""] * (len(entries) - 1)]
+    changes = ["" if kind == before else kind for kind, before in zip(kinds, [None, *kinds], strict=False)]
+    return [f"{tokens} {changes[0]}", *changes[1:]]
 
 
 def update_notes(plan: Plan) -> tuple[str, ...]:
@@ -153,27 +166,22 @@ def bucket(entry: Entry) -> str:
     return "0" if entry.exposure_up_to == 0 else f"<= {entry.exposure_up_to:.2f}"
 
 
-def _size_rows(entries: list[Entry], *, split: bool, measured: bool) -> Iterable[Row]:
+def _size_rows(entries: list[Entry], *, measured: bool) -> Iterable[Row]:
     """The entries of one size, and below them the two plain modes."""
-    before: Entry | None = None
-    for entry in entries:
+    for size, entry in zip(size_cells(entries), entries, strict=True):
         predicted = entry.predicted
         mode = Mode(step_seconds=predicted.step_seconds, peak_bytes=predicted.peak_bytes)
         found = format_bytes(entry.measured.peak_bytes) if entry.measured else ""
-        begins = entry.gradients if before is None or before.gradients != entry.gradients else ""
         yield (
-            str(entry.tokens_up_to) if before is None else "",
-            *((begins,) if split else ()),
+            size,
             bucket(entry),
             f"{entry.frequency:.0%}",
             *_mode_cells(mode, found, entry.gc, measured=measured),
             _error(predicted.error),
             f"{predicted.compressed_share:.0%}",
         )
-        before = entry
     for name, mode in (("GC", entries[0].gc), ("store", entries[0].store)):
-        head = ("", *(("",) if split else ()), name, "")
-        yield (*head, *_mode_cells(mode, "", entries[0].gc, measured=measured), "", "")
+        yield ("", name, "", *_mode_cells(mode, "", entries[0].gc, measured=measured), "", "")
 
 
 def _mode_cells(mode: Mode, found: str, gc: Mode, *, measured: bool) -> Row:

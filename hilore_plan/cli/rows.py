@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from hilore_plan.cli.risk_rows import bucket, plan_buckets, update_notes
+from hilore_plan.cli.risk_rows import bucket, plan_buckets, size_cells, size_column, update_notes
 from hilore_plan.cli.tables import Column, Table
 from hilore_plan.planner.block_view import ClassView
 from hilore_plan.planner.explain import explain_binding
@@ -89,14 +89,12 @@ def plan_entries(plan: Plan) -> Table:
     if plan.risk is not None:
         return plan_buckets(plan, plan.risk, describe(plan.workload))
     measured = any(entry.measured for entry in plan.entries)
-    split = plan.distinguishes_gradients
     sizes = groupby(plan.entries, key=lambda entry: entry.tokens_up_to)
     return Table(
         title=describe(plan.workload),
         columns=(
-            Column("tokens\nup to"),
+            size_column(plan),
             Column("mode", "name"),
-            *((Column("gradients", "name"),) if split else ()),
             Column("peak"),
             *((Column("measured"),) if measured else ()),
             Column("step"),
@@ -104,7 +102,7 @@ def plan_entries(plan: Plan) -> Table:
             Column("x store"),
             Column("peak is at", "name"),
         ),
-        rows=tuple(row for _, found in sizes for row in _size_rows(list(found), split=split, measured=measured)),
+        rows=tuple(row for _, found in sizes for row in _size_rows(list(found), measured=measured)),
         notes=(
             f"budget {plan.budget.asked} = {format_bytes(plan.budget.limit_bytes)} at every size",
             *update_notes(plan),
@@ -190,17 +188,15 @@ def _choices(view: ClassView, unit: int) -> str:
     return ", ".join((*forms, *recompute)) or "-"
 
 
-def _size_rows(entries: Sequence[Entry], *, split: bool, measured: bool) -> Iterable[Row]:
+def _size_rows(entries: Sequence[Entry], *, measured: bool) -> Iterable[Row]:
     """The entries of one size, and below them the two plain modes."""
     first = entries[0]
-    for place, entry in enumerate(entries):
+    for size, entry in zip(size_cells(entries), entries, strict=True):
         predicted = Mode(step_seconds=entry.predicted.step_seconds, peak_bytes=entry.predicted.peak_bytes)
         found = format_bytes(entry.measured.peak_bytes) if entry.measured else ""
-        head = (str(entry.tokens_up_to) if place == 0 else "", "plan", *((entry.gradients,) if split else ()))
-        yield (*head, *_mode_cells(predicted, found, first, measured=measured), entry.predicted.binding)
+        yield (size, "plan", *_mode_cells(predicted, found, first, measured=measured), entry.predicted.binding)
     for name, mode in (("GC", first.gc), ("store", first.store)):
-        head = ("", name, *(("",) if split else ()))
-        yield (*head, *_mode_cells(mode, "", first, measured=measured), "")
+        yield ("", name, *_mode_cells(mode, "", first, measured=measured), "")
 
 
 def _mode_cells(mode: Mode, found: str, entry: Entry, *, measured: bool) -> Row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from hilore_plan.profiler.ops import OpMeasures, storage_bytes_of
 from hilore_plan.profiler.outside import Reading, gradients_of, outside_of, without_gradients
 from hilore_plan.profiler.peaks import measure_peak, quiet_profiler, start_bytes
 from hilore_plan.profiler.recompute_scale import bounded
+from hilore_plan.profiler.scaled_workloads import scaled_workloads
 from hilore_plan.profiler.step import ActorStep, Loss
 from hilore_plan.profiler.watch import BlockWatch
 from hilore_plan.progress import Progress, Silent
@@ -89,19 +89,6 @@ def profile_module(
     elif formats:
         session.calibration = text_data(calibration or random_text(vocab_size=vocab_size, seed=seed), where)
     return session.run(token_points)
-
-
-def scaled_workloads(workload: Workload, token_points: int) -> list[Workload]:
-    """The workload at `1/n, 2/n, ..., 1` of its length, prompt and response in proportion; ascending, each once."""
-    made = {}
-    for part in range(1, token_points + 1):
-        length = math.ceil((workload.prompt_tokens + workload.response_tokens) * part / token_points)
-        # at least two tokens: one to predict, and one to predict it from
-        prompt = min(round(workload.prompt_tokens * part / token_points), max(length - 1, 0))
-        changes = {"prompt_tokens": prompt, "response_tokens": max(length - prompt, 2 if prompt == 0 else 1)}
-        scaled = workload if part == token_points else workload.model_copy(update=changes)
-        made[scaled.tokens] = scaled
-    return [made[tokens] for tokens in sorted(made) if tokens <= workload.tokens]
 
 
 @dataclass(frozen=True)

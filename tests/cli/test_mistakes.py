@@ -70,12 +70,12 @@ def test_a_profile_where_a_plan_is_needed(hilore: Run, profile_file: Path) -> No
 
 
 def test_a_field_that_nobody_knows(hilore: Run, plan_file: Path) -> None:
-    plan_file.write_text(plan_file.read_text().replace('"revision": 2', '"revision": 2, "colour": "red"'))
+    plan_file.write_text(plan_file.read_text().replace('"revision": 3', '"revision": 3, "colour": "red"'))
     assert_mistake(hilore("show", plan_file), "at colour: unknown field")
 
 
 def test_a_newer_revision_is_one_warning(fresh_hilore: Run, plan_file: Path) -> None:
-    plan_file.write_text(plan_file.read_text().replace('"revision": 2', '"revision": 3, "colour": "red"'))
+    plan_file.write_text(plan_file.read_text().replace('"revision": 3', '"revision": 4, "colour": "red"'))
     done = fresh_hilore("show", plan_file)
     assert done.code == 0
     assert done.err.count("warning: ") == 1

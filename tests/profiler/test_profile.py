@@ -19,8 +19,9 @@ from hilore_plan.profiler.classes import find_classes
 from hilore_plan.profiler.ops import measure_ops, reran_ops
 from hilore_plan.profiler.outside import stored_bytes
 from hilore_plan.profiler.peaks import measure_peak
-from hilore_plan.profiler.profile import profile_module, scaled_workloads
+from hilore_plan.profiler.profile import profile_module
 from hilore_plan.profiler.recompute_scale import SANE_SCALE, NoisyMeasurementWarning, bounded
+from hilore_plan.profiler.scaled_workloads import scaled_workloads
 from hilore_plan.profiler.step import ActorStep
 from hilore_plan.schema.io import load_profile, save
 from hilore_plan.schema.plan import Action

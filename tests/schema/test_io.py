@@ -99,7 +99,7 @@ def test_every_class_has_measures_without_gradients_or_none_has(tmp_path: Path) 
     data = json.loads((DATA / "profile-1.5.json").read_text())
     data["points"][0]["without_gradients"]["classes"] = []
     (tmp_path / "a.json").write_text(json.dumps(data))
-    with pytest.raises(FileError, match="without_gradients.classes has 0 entries"):
+    with pytest.raises(FileError, match=r"without_gradients\.classes has 0 entries"):
         io.load_profile(tmp_path / "a.json")
 
 

@@ -43,6 +43,7 @@ COLUMNS = {
         "store_peak_bytes": "int64",
         "gc_step_seconds": "float64",
         "gc_peak_bytes": "int64",
+        "gradients": "string",
         "exposure_up_to": "float64",
         "frequency": "float64",
         "weight": "float64",
